@@ -1,0 +1,172 @@
+//! Counters of one node: plain relaxed atomics that any thread may bump at any time.
+//!
+//! They are statistics, not state: readers may see one counter ahead of another.
+
+use super::reason::Reason;
+use super::status::{CounterValues, ReasonCount};
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counters of one node. `new` is const, nothing allocates, every update is one relaxed add.
+#[derive(Debug)]
+pub struct Counters {
+    /// Times each fallback reason was met; indexed by code, index 0 stays 0.
+    reasons: [AtomicU64; Reason::SLOTS],
+    /// Directions switched from tcp to rmb.
+    pub upgrades: AtomicU64,
+    /// Directions switched from rmb to tcp.
+    pub downgrades: AtomicU64,
+    /// Connections whose endpoint was put into the directory.
+    pub published: AtomicU64,
+    /// Doorbells rung to wake a sleeping peer (each is one system call).
+    pub doorbells: AtomicU64,
+    /// Waits that ended while spinning.
+    pub spins: AtomicU64,
+    /// Waits that went to sleep in the kernel.
+    pub sleeps: AtomicU64,
+    /// OPEN messages sent to peers.
+    pub opens_sent: AtomicU64,
+    /// OPEN messages of ours that a peer accepted.
+    pub opens_accepted: AtomicU64,
+    /// OPEN messages of ours that a peer declined.
+    pub opens_declined: AtomicU64,
+}
+
+impl Counters {
+    /// All counters at zero.
+    pub const fn new() -> Counters {
+        Counters {
+            reasons: [const { AtomicU64::new(0) }; Reason::SLOTS],
+            upgrades: AtomicU64::new(0),
+            downgrades: AtomicU64::new(0),
+            published: AtomicU64::new(0),
+            doorbells: AtomicU64::new(0),
+            spins: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+            opens_sent: AtomicU64::new(0),
+            opens_accepted: AtomicU64::new(0),
+            opens_declined: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts one fallback.
+    #[inline]
+    pub fn count(&self, reason: Reason) {
+        // `code` is below SLOTS by construction; `get` spares the hot path a panic branch.
+        if let Some(counter) = self.reasons.get(reason.code() as usize) {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// How often `reason` was counted.
+    pub fn counted(&self, reason: Reason) -> u64 {
+        self.reasons
+            .get(reason.code() as usize)
+            .map_or(0, |c| c.load(Relaxed))
+    }
+
+    /// The reasons that were met at least once, in the order of their codes.
+    pub fn fallbacks(&self) -> Vec<ReasonCount> {
+        Reason::ALL
+            .iter()
+            .map(|&reason| ReasonCount {
+                code: reason.code(),
+                name: Cow::Borrowed(reason.name()),
+                count: self.counted(reason),
+            })
+            .filter(|entry| entry.count != 0)
+            .collect()
+    }
+
+    /// The node counters as plain numbers.
+    pub fn values(&self) -> CounterValues {
+        CounterValues {
+            upgrades: self.upgrades.load(Relaxed),
+            downgrades: self.downgrades.load(Relaxed),
+            published: self.published.load(Relaxed),
+            doorbells: self.doorbells.load(Relaxed),
+            spins: self.spins.load(Relaxed),
+            sleeps: self.sleeps.load(Relaxed),
+            opens_sent: self.opens_sent.load(Relaxed),
+            opens_accepted: self.opens_accepted.load(Relaxed),
+            opens_declined: self.opens_declined.load(Relaxed),
+        }
+    }
+
+    /// Sets everything back to zero, for a forked child that starts as a node of its own.
+    pub fn reset(&self) {
+        for counter in self.reasons.iter().chain([
+            &self.upgrades,
+            &self.downgrades,
+            &self.published,
+            &self.doorbells,
+            &self.spins,
+            &self.sleeps,
+            &self.opens_sent,
+            &self.opens_accepted,
+            &self.opens_declined,
+        ]) {
+            counter.store(0, Relaxed);
+        }
+    }
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters::new()
+    }
+}
+
+/// Adds one to a counter, relaxed. Reads better than `fetch_add` at the call sites.
+#[inline]
+pub fn bump(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static STATIC: Counters = Counters::new();
+
+    #[test]
+    fn counts_per_reason() {
+        STATIC.count(Reason::NoPeer);
+        STATIC.count(Reason::NoPeer);
+        STATIC.count(Reason::Idle);
+        assert_eq!(STATIC.counted(Reason::NoPeer), 2);
+        assert_eq!(STATIC.counted(Reason::Urgent), 0);
+        let list = STATIC.fallbacks();
+        let list: Vec<_> = list.iter().map(|r| (r.code, &*r.name, r.count)).collect();
+        assert_eq!(list, [(1, "no-peer", 2), (35, "idle", 1)]);
+    }
+
+    #[test]
+    fn every_reason_has_its_own_cell() {
+        let counters = Counters::new();
+        for &reason in Reason::ALL {
+            counters.count(reason);
+        }
+        assert_eq!(counters.fallbacks().len(), Reason::ALL.len());
+        assert!(counters.fallbacks().iter().all(|r| r.count == 1));
+    }
+
+    #[test]
+    fn values_and_reset() {
+        let counters = Counters::new();
+        bump(&counters.upgrades);
+        bump(&counters.opens_declined);
+        counters.count(Reason::Closed);
+        assert_eq!(
+            counters.values(),
+            CounterValues {
+                upgrades: 1,
+                opens_declined: 1,
+                ..CounterValues::default()
+            }
+        );
+        counters.reset();
+        assert_eq!(counters.values(), CounterValues::default());
+        assert!(counters.fallbacks().is_empty());
+    }
+}
