@@ -4,6 +4,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`negotiate`] | runtime directory, directory of endpoints, link messages |
 //! | [`policy`] | the whitelist |
 //! | [`observe`] | reasons, counters, the status document |
 
@@ -13,5 +14,6 @@ mod atomic {
 }
 
 pub mod env;
+pub mod negotiate;
 pub mod observe;
 pub mod policy;
