@@ -4,16 +4,36 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`posix`] | the calls of the interposer, with the meaning of the libc functions |
+//! | [`stream`] | one connection: its carriers and switches, sending, receiving, waiting |
+//! | [`ready`] | epoll sets, poll, select |
+//! | [`ring`] | RMB rings and their pool |
+//! | [`fabric`] | what two processes map together |
+//! | [`node`] | bells, links, and the dispatch of peers' events |
+//! | [`engine`] | the background thread |
 //! | [`negotiate`] | runtime directory, directory of endpoints, link messages |
 //! | [`policy`] | the whitelist |
 //! | [`observe`] | reasons, counters, the status document |
+//! | [`fds`], [`pool`], [`lock`], [`bitmap`], [`env`], [`sys`] | tools |
 
 /// Atomics of modules that a model check includes with loom's in their place.
 mod atomic {
     pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
+pub mod bitmap;
+pub mod engine;
 pub mod env;
+pub mod fabric;
+pub mod fds;
+pub mod lock;
 pub mod negotiate;
+pub mod node;
 pub mod observe;
 pub mod policy;
+pub mod pool;
+pub mod posix;
+pub mod ready;
+pub mod ring;
+pub mod stream;
+pub mod sys;

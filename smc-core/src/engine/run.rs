@@ -1,0 +1,509 @@
+//! The engine's thread and its loop.
+
+use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+use libc::epoll_event;
+
+use super::peer::{Incoming, Peer};
+use super::{
+    COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE, WORK_FREE,
+    WORK_WRITABLE, ipc,
+};
+use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
+use crate::observe::Reason;
+use crate::policy::{self, Action, Identity, Policy, Role};
+use crate::ready;
+use crate::stream::{self, Downgrade, F_ACCEPTED, PLAIN, PUBLISHED, Sock};
+use crate::sys::{self, Errno, TcpInfo};
+use crate::{fds, node};
+
+const EV_BELL: u64 = 0;
+const EV_LISTENER: u64 = 1;
+const EV_PEER: u64 = 1 << 32;
+const EV_INCOMING: u64 = 2 << 32;
+const EV_WRITABLE: u64 = 3 << 32;
+
+/// Most connections to our socket that have not said yet what they are.
+const INCOMING: usize = 64;
+
+/// Starts the thread, once. Failure switches xsmc off for this process.
+#[cold]
+pub(super) fn start() {
+    if STATE
+        .compare_exchange(IDLE, RUNNING, SeqCst, Relaxed)
+        .is_err()
+    {
+        return;
+    }
+    let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // The new thread inherits the mask: the program's signals are not for it.
+    // SAFETY: sigfillset and pthread_sigmask initialise what they are given.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let thread = std::thread::Builder::new()
+        .name("xsmc".into())
+        .stack_size(256 << 10)
+        .spawn(main);
+    // SAFETY: `old` was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
+    if thread.is_err() {
+        off(Reason::NoThread);
+    }
+}
+
+fn off(r: Reason) {
+    COUNTERS.count(r);
+    STATE.store(OFF, SeqCst);
+    log::warn!("xsmc is off in this process: {}", r.sentence());
+}
+
+fn main() {
+    crate::observe::log::init();
+    match Engine::new() {
+        Ok(mut e) => e.run(),
+        Err(r) => off(r),
+    }
+}
+
+/// The engine thread's state.
+pub(super) struct Engine {
+    pub(super) shared: &'static Shared,
+    pub(super) policy: Policy,
+    pub(super) identity: Identity,
+    pub(super) epfd: i32,
+    listener: i32,
+    pub(super) peers: Vec<Option<Box<Peer>>>,
+    pub(super) incoming: Vec<Option<Incoming>>,
+    /// Downgrades that peers of our end asked for; the socket to answer on.
+    pub(super) leaving: Vec<(Downgrade, i32)>,
+    flip_us: u64,
+    flips: u64,
+    pub(super) started_ms: u64,
+    pub(super) page_fd: i32,
+}
+
+fn reason_of(e: &RuntimeError) -> Reason {
+    log::warn!("runtime directory: {e}");
+    Reason::RuntimeDir
+}
+
+impl Engine {
+    /// Makes everything the engine needs. Its descriptors, the short-lived ones included, must not meet
+    /// the program's.
+    fn new() -> Result<Engine, Reason> {
+        fds::make_private(Engine::build)
+    }
+
+    fn build(keep: &dyn Fn(i32) -> i32) -> Result<Engine, Reason> {
+        let dir = RuntimeDir::open().map_err(|e| reason_of(&e))?;
+        let directory = Directory::open(&dir).map_err(|e| reason_of(&e))?;
+        crate::negotiate::runtime::sweep_with(&dir, |id| {
+            directory.clear_node(id);
+        });
+        let id = NodeId::random().map_err(|e| reason_of(&e))?;
+        let (files, lock) = NodeFiles::create(&dir, id).map_err(|e| reason_of(&e))?;
+        keep(lock);
+        let up = || -> sys::Result<(i32, i32, i32)> {
+            let (page_fd, bell) = node::create_page(keep)?;
+            // SAFETY: touches no memory.
+            let ep =
+                unsafe { syscalls::syscall!(syscalls::Sysno::epoll_create1, libc::EPOLL_CLOEXEC) }?
+                    as i32;
+            let ep = keep(ep);
+            let listener = ipc::listen(files.sock_path(), keep)?;
+            watch(ep, bell, libc::EPOLLIN | libc::EPOLLET, EV_BELL)?;
+            watch(ep, listener, libc::EPOLLIN, EV_LISTENER)?;
+            Ok((page_fd, ep, listener))
+        };
+        let (page_fd, epfd, listener) = up().map_err(|e| {
+            files.remove();
+            if matches!(e, Errno::EMFILE | Errno::ENFILE) {
+                Reason::NoFd
+            } else {
+                Reason::NoMemory
+            }
+        })?;
+        let identity = Identity::current();
+        let policy = Policy::load().narrow(&identity);
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let spin_us = if cores == 1 {
+            0
+        } else {
+            policy.defaults().spin_us
+        };
+        super::SPIN_NS.store(spin_us * 1000, Relaxed);
+        let flip_us = crate::env::get("XSMC_TEST_FLIP_US")
+            .and_then(|v| v.to_str()?.parse().ok())
+            .unwrap_or(0);
+        let shared = Box::leak(Box::new(Shared {
+            dir,
+            directory,
+            files,
+            id,
+            pid: sys::getpid(),
+        }));
+        SHARED.store(shared, Release);
+        let started_ms = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |d| d.as_millis() as u64);
+        Ok(Engine {
+            shared,
+            policy,
+            identity,
+            epfd,
+            listener,
+            peers: Vec::new(),
+            incoming: Vec::new(),
+            leaving: Vec::new(),
+            flip_us,
+            flips: 0,
+            started_ms,
+            page_fd,
+        })
+    }
+
+    fn run(&mut self) {
+        let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
+        let mut next = None;
+        loop {
+            node::about_to_sleep(node::ENGINE_BELL);
+            node::dispatch();
+            let timeout = if QUEUE.load(SeqCst) != 0 {
+                0
+            } else if !self.leaving.is_empty() || self.flip_us > 0 {
+                1
+            } else {
+                next.unwrap_or(-1)
+            };
+            // SAFETY: 64 writable events.
+            let n = unsafe {
+                syscalls::syscall!(
+                    syscalls::Sysno::epoll_pwait,
+                    self.epfd,
+                    evs.as_mut_ptr(),
+                    evs.len(),
+                    timeout,
+                    0,
+                    8
+                )
+            };
+            node::awake(node::ENGINE_BELL);
+            node::dispatch();
+            for e in &evs[..n.unwrap_or(0)] {
+                self.event(e.u64);
+            }
+            self.work();
+            self.leave();
+            self.flip();
+            next = self.tend_links();
+        }
+    }
+
+    fn event(&mut self, data: u64) {
+        let i = data as u32 as usize;
+        match data & !0xffff_ffff {
+            EV_PEER => self.peer_readable(i),
+            EV_INCOMING => self.incoming_readable(i),
+            EV_WRITABLE => {
+                if let Some(s) = stream::POOL.get(i as u32)
+                    && !s.continue_backlog()
+                {
+                    self.watch_writable(s);
+                }
+            }
+            _ if data == EV_LISTENER => self.accept(),
+            _ => {}
+        }
+    }
+
+    fn accept(&mut self) {
+        // Not for ever, whoever connects how fast.
+        for _ in 0..INCOMING {
+            let Ok(fd) = ipc::accept(self.listener) else {
+                return;
+            };
+            self.make_room();
+            let i = self
+                .incoming
+                .iter()
+                .position(Option::is_none)
+                .unwrap_or_else(|| {
+                    self.incoming.push(None);
+                    self.incoming.len() - 1
+                });
+            let since = sys::now_ns();
+            self.incoming[i] = Some(Incoming { fd, since });
+            if watch(self.epfd, fd, libc::EPOLLIN, EV_INCOMING | i as u64).is_err() {
+                self.incoming[i] = None;
+                fds::close_private(fd);
+            }
+        }
+    }
+
+    /// Where too many have connected to us without a word, the one that has waited longest has to go.
+    fn make_room(&mut self) {
+        if self.incoming.iter().flatten().count() < INCOMING {
+            return;
+        }
+        for i in 0..self.incoming.len() {
+            self.incoming_readable(i);
+        }
+        let silent = self.incoming.iter_mut();
+        let Some(oldest) = silent
+            .filter(|i| i.is_some())
+            .min_by_key(|i| i.as_ref().map(|i| i.since))
+        else {
+            return;
+        };
+        if let Some(i) = oldest.take() {
+            fds::close_private(i.fd);
+        }
+    }
+
+    /// Has peer `i`'s link socket watched.
+    pub(super) fn watch_peer(&self, i: usize, fd: i32) -> sys::Result<()> {
+        watch(self.epfd, fd, libc::EPOLLIN, EV_PEER | i as u64)
+    }
+
+    fn work(&mut self) {
+        let mut head = QUEUE.swap(0, SeqCst);
+        while head != 0 {
+            let Some(s) = stream::POOL.get(head - 1) else {
+                return;
+            };
+            let index = head - 1;
+            head = s.work_next.load(Relaxed);
+            let w = s.work.swap(0, SeqCst);
+            if w & WORK_FREE != 0 {
+                stream::POOL.free(index);
+                continue;
+            }
+            if w & WORK_CANDIDATE != 0 {
+                self.candidate(s);
+            }
+            if w & WORK_WRITABLE != 0 && !s.continue_backlog() {
+                self.watch_writable(s);
+            }
+        }
+    }
+
+    /// Comes back when the TCP socket takes bytes again. One-shot: the socket may outlive us elsewhere.
+    fn watch_writable(&self, s: &Sock) {
+        let data = EV_WRITABLE | u64::from(index_of(s));
+        let _ = watch(
+            self.epfd,
+            s.fd.load(Relaxed),
+            libc::EPOLLOUT | libc::EPOLLONESHOT,
+            data,
+        );
+    }
+
+    /// Publishes a connection and looks for its other end.
+    fn candidate(&mut self, s: &'static Sock) {
+        let state = s.state.load(SeqCst);
+        if state != PLAIN && state != PUBLISHED || s.pinned.load(Relaxed) != 0 {
+            return;
+        }
+        let generation = s.generation.load(Relaxed);
+        let asked = s.with_fd(|fd| {
+            let endpoint = Endpoint::of_socket(fd)?;
+            Ok((endpoint, TcpInfo::of(fd)?.established()))
+        });
+        let endpoint = match asked {
+            Some(Ok((e, true))) => e,
+            Some(Err(Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT)) => {
+                return s.pin(Reason::AddressFamily);
+            }
+            _ => return,
+        };
+        let role = if s.has(F_ACCEPTED) {
+            Role::Listen
+        } else {
+            Role::Connect
+        };
+        let at = policy::Endpoint {
+            local: endpoint.local_addr(),
+            peer: endpoint.peer_addr(),
+            role,
+        };
+        let decision = self.policy.decide(&self.identity, &at);
+        if decision.action == Action::Tcp {
+            return s.pin(decision.reason.unwrap_or(Reason::PolicyTcp));
+        }
+        let t = decision.tunables;
+        let moved = s.tx.tcp.load(Relaxed) + s.rx.tcp.load(Relaxed);
+        if s.ops.load(Relaxed) < t.upgrade_after_ops && moved < t.upgrade_after_bytes {
+            s.after_ops.store(t.upgrade_after_ops, Relaxed);
+            s.after_bytes.store(t.upgrade_after_bytes, Relaxed);
+            return;
+        }
+        if state == PLAIN && !self.publish(s, generation, endpoint) {
+            return;
+        }
+        if self.opening(index_of(s), generation) {
+            return;
+        }
+        match self.shared.directory.find_mirror(&endpoint) {
+            Some(found) => match ready::prepare(s) {
+                Ok(()) => self.open(s, generation, endpoint, found, t.rmb_size),
+                Err(r) => s.note(r),
+            },
+            None => s.note(Reason::NoPeer),
+        }
+    }
+
+    /// Puts an endpoint into the directory. False: it does not stay there.
+    fn publish(&mut self, s: &'static Sock, generation: u32, endpoint: Endpoint) -> bool {
+        let (dir, id) = (&self.shared.directory, self.shared.id);
+        let Ok(p) = dir.publish(&endpoint, id, index_of(s), generation) else {
+            s.pin(Reason::DirectoryFull);
+            return false;
+        };
+        if !s.published(p.entry, generation) {
+            dir.withdraw(p.entry);
+            return false;
+        }
+        COUNTERS.published.fetch_add(1, Relaxed);
+        log::debug!(
+            "{} -> {}: published",
+            endpoint.local_addr(),
+            endpoint.peer_addr()
+        );
+        if let Some(other) = p.duplicate {
+            self.pin_elsewhere(other, endpoint);
+            s.pin(Reason::SharedEnd);
+            self.unpublish(s);
+            return false;
+        }
+        true
+    }
+
+    /// Whether a node lives, as far as can be told.
+    pub(super) fn alive(&self, node: NodeId) -> bool {
+        fds::make_private(|_| self.shared.dir.is_alive(node))
+    }
+
+    /// Back to plain TCP, not in the directory.
+    pub(super) fn unpublish(&self, s: &Sock) {
+        if s.state
+            .compare_exchange(PUBLISHED, PLAIN, SeqCst, Relaxed)
+            .is_ok()
+        {
+            super::withdraw(s);
+        }
+    }
+
+    fn pin_elsewhere(&self, other: Found, endpoint: Endpoint) {
+        if let Ok(path) = self.shared.dir.sock_path(other.node)
+            && let Ok(fd) = ipc::connect(&path)
+        {
+            let m = crate::negotiate::Message::PinEnd {
+                endpoint,
+                reason: Reason::SharedEnd.code(),
+            };
+            let _ = ipc::send(fd, &m, &[]);
+            fds::close_private(fd);
+        }
+    }
+
+    /// Another process uses an end that is ours: all of it goes back to TCP.
+    pub(super) fn pin_end(&mut self, endpoint: Endpoint, reason: Reason, answer: i32) {
+        let mut hit = None;
+        stream::POOL.each(|_, s| {
+            let st = s.state.load(SeqCst);
+            if st != stream::FREE
+                && st != PLAIN
+                && hit.is_none()
+                && s.with_fd(Endpoint::of_socket)
+                    .is_some_and(|e| e == Ok(endpoint))
+            {
+                hit = Some(s);
+            }
+        });
+        let Some(s) = hit else {
+            answer_pin(answer);
+            return;
+        };
+        self.unpublish(s);
+        self.leaving.push((s.downgrade(Some(reason)), answer));
+    }
+
+    fn leave(&mut self) {
+        let mut i = 0;
+        while i < self.leaving.len() {
+            if self.leaving[i].0.done().is_some() {
+                let (d, answer) = self.leaving.swap_remove(i);
+                d.finish();
+                answer_pin(answer);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// The test hook: switches carriers at random moments.
+    fn flip(&mut self) {
+        if self.flip_us == 0 {
+            return;
+        }
+        for _ in 0..(1000 / self.flip_us).clamp(1, 16) {
+            self.flips = self
+                .flips
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let mut managed = Vec::new();
+            stream::POOL.each(|_, s| {
+                if s.managed() {
+                    managed.push(s);
+                }
+            });
+            if managed.is_empty() {
+                return;
+            }
+            let s = managed[(self.flips >> 33) as usize % managed.len()];
+            if self.flips >> 60 == 0 && self.leaving.is_empty() {
+                self.leaving.push((s.downgrade_here(None), -1));
+            } else {
+                s.flip();
+            }
+        }
+    }
+
+    /// Finishes an attachment.
+    pub(super) fn attached(&mut self, s: &'static Sock) {
+        s.attached();
+        if let Some(r) = s.cant_serve() {
+            self.leaving.push((s.downgrade_here(Some(r)), -1));
+        }
+    }
+}
+
+fn index_of(s: &Sock) -> u32 {
+    s.index.load(Relaxed)
+}
+
+fn answer_pin(fd: i32) {
+    if fd >= 0 {
+        let done = crate::negotiate::Message::Done {
+            slot: 0,
+            generation: 0,
+            what: 0,
+        };
+        let _ = ipc::send(fd, &done, &[]);
+        fds::close_private(fd);
+    }
+}
+
+fn watch(ep: i32, fd: i32, events: i32, data: u64) -> sys::Result<()> {
+    let ev = epoll_event {
+        events: events as u32,
+        u64: data,
+    };
+    match sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(&ev)) {
+        Err(Errno::EEXIST) => sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(&ev)),
+        r => r,
+    }
+}

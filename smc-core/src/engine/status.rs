@@ -1,0 +1,123 @@
+//! The answer to `smctl status`.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use super::COUNTERS;
+use super::ipc;
+use super::run::Engine;
+use crate::negotiate::Endpoint;
+use crate::node;
+use crate::observe::Reason;
+use crate::observe::status::{
+    Carrier, ConnectionState, ConnectionStatus, DirectionStatus, LinkStatus, NodeStatus,
+};
+use crate::stream::{self, F_LISTENER, FREE, MANAGED, PUBLISHED, Sock};
+
+/// Bytes of one datagram of the answer.
+const PIECE: usize = 32 << 10;
+
+impl Engine {
+    /// Sends the node's status document.
+    pub(super) fn send_status(&self, fd: i32) {
+        let Ok(text) = serde_json::to_vec(&self.status()) else {
+            return;
+        };
+        for piece in text.chunks(PIECE) {
+            if ipc::send_bytes(fd, piece, &[]).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn status(&self) -> NodeStatus {
+        let mut counters = COUNTERS.values();
+        counters.doorbells = node::COUNTERS.bells_rung.load(Relaxed);
+        counters.spins = node::COUNTERS.spins.load(Relaxed);
+        counters.sleeps = node::COUNTERS.sleeps.load(Relaxed);
+        let mut connections = Vec::new();
+        stream::POOL.each(|_, s| connections.extend(connection(s)));
+        NodeStatus {
+            version: env!("CARGO_PKG_VERSION").into(),
+            node: self.shared.id.to_string(),
+            pid: self.shared.pid,
+            program: self.identity.program().into(),
+            uid: self.identity.uid,
+            started_unix_ms: Some(self.started_ms),
+            links: self
+                .peers
+                .iter()
+                .flatten()
+                .filter(|p| !p.is_gone())
+                .map(|p| LinkStatus {
+                    peer_node: p.node.to_string(),
+                    peer_pid: p.pid,
+                    peer_program: Some(
+                        String::from_utf8_lossy(&p.program)
+                            .trim_end_matches('\0')
+                            .into(),
+                    ),
+                    slots_used: p.slots_used(),
+                    chunks: p.chunk_count(),
+                })
+                .collect(),
+            connections,
+            fallbacks: COUNTERS.fallbacks(),
+            counters,
+        }
+    }
+}
+
+fn connection(s: &'static Sock) -> Option<ConnectionStatus> {
+    let (generation, st) = (s.generation.load(Acquire), s.state.load(Acquire));
+    if st == FREE || s.has(F_LISTENER) {
+        return None;
+    }
+    let fd = s.fd.load(Relaxed);
+    let at = s.with_fd(Endpoint::of_socket)?.ok()?;
+    let managed = st == MANAGED;
+    let (tx_ring, rx_ring) = if managed {
+        (s.tx_ring().size(), s.rx_ring().size())
+    } else {
+        (0, 0)
+    };
+    let dir = |tx: bool| {
+        let (switches, tcp, rmb, size) = if tx {
+            (&s.tx.switches, &s.tx.tcp, &s.tx.rmb, tx_ring)
+        } else {
+            (&s.rx.passed, &s.rx.tcp, &s.rx.rmb, rx_ring)
+        };
+        let n = if managed { switches.load(Relaxed) } else { 0 };
+        DirectionStatus {
+            carrier: if n & 1 == 1 {
+                Carrier::Rmb
+            } else {
+                Carrier::Tcp
+            },
+            bytes_tcp: tcp.load(Relaxed),
+            bytes_rmb: rmb.load(Relaxed),
+            rmb_size: u64::from(size),
+            rmb_fill: if !managed {
+                0
+            } else if tx {
+                s.unread_by_peer() as u64
+            } else {
+                s.unread_by_us() as u64
+            },
+            switches: n,
+        }
+    };
+    let status = ConnectionStatus {
+        fd,
+        local: at.local_addr(),
+        peer: at.peer_addr(),
+        state: match st {
+            MANAGED => ConnectionState::Managed,
+            PUBLISHED => ConnectionState::Published,
+            _ => ConnectionState::Plain,
+        },
+        tx: dir(true),
+        rx: dir(false),
+        reason: Reason::from_code(s.reason.load(Relaxed)).map(|r| r.name().into()),
+    };
+    (s.generation.load(Acquire) == generation).then_some(status)
+}

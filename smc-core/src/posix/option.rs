@@ -1,0 +1,164 @@
+//! fcntl, ioctl and socket options: what changes how a stream behaves.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use libc::{c_int, c_ulong, c_void, socklen_t};
+
+use super::life::dup;
+use super::{fail, pin};
+use crate::fds::Entry;
+use crate::observe::Reason;
+use crate::stream::{F_LISTENER, F_NONBLOCK, Sock};
+use crate::sys::Errno;
+
+/// linux/sockios.h; the same number as TIOCOUTQ.
+const SIOCOUTQ: c_ulong = 0x5411;
+
+fn set_nonblock(s: &Sock, on: bool) {
+    if on {
+        s.flags.fetch_or(F_NONBLOCK, Relaxed);
+    } else {
+        s.flags.fetch_and(!F_NONBLOCK, Relaxed);
+    }
+}
+
+/// fcntl(2).
+pub fn fcntl(e: Entry, fd: c_int, cmd: c_int, arg: usize, real: impl FnOnce() -> c_int) -> c_int {
+    if matches!(e, Entry::Private) {
+        return fail(Errno::EBADF) as c_int;
+    }
+    match cmd {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => dup(e, fd, real),
+        libc::F_SETFL => {
+            let r = real();
+            if let (Entry::Sock(s), true) = (e, r != -1) {
+                set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
+                if arg as c_int & libc::O_ASYNC != 0 {
+                    pin(s, Reason::SignalIo);
+                }
+            }
+            r
+        }
+        _ => real(),
+    }
+}
+
+/// ioctl(2).
+///
+/// # Safety
+/// As ioctl(2).
+pub unsafe fn ioctl(
+    e: Entry,
+    fd: c_int,
+    request: c_ulong,
+    arg: usize,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let s = match e {
+        Entry::Sock(s) => s,
+        Entry::Set(_) => return real(),
+        Entry::Private => return fail(Errno::EBADF) as c_int,
+    };
+    let value = arg as *mut c_int;
+    match request {
+        libc::FIONBIO | libc::FIOASYNC => {
+            let r = real();
+            if r == 0 {
+                // SAFETY: the kernel has just read it.
+                let on = unsafe { *value } != 0;
+                if request == libc::FIONBIO {
+                    set_nonblock(s, on);
+                } else if on {
+                    pin(s, Reason::SignalIo);
+                }
+            }
+            r
+        }
+        libc::FIONREAD if s.managed() && !s.has(F_LISTENER) => {
+            let r = real();
+            if r == 0
+                && let Ok(n) = s.readable_bytes(fd)
+            {
+                // SAFETY: the kernel has just written it.
+                unsafe { *value = c_int::try_from(n).unwrap_or(c_int::MAX) };
+            }
+            r
+        }
+        SIOCOUTQ if s.managed() => {
+            let r = real();
+            if r == 0 {
+                // SAFETY: as above.
+                unsafe { *value = (*value).saturating_add(s.unread_by_peer() as c_int) };
+            }
+            r
+        }
+        _ => real(),
+    }
+}
+
+/// getsockopt(2).
+pub fn getsockopt(
+    e: Entry,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    val: *mut c_void,
+    len: *mut socklen_t,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let _ = (fd, val, len);
+    match e {
+        Entry::Private => return fail(Errno::EBADF) as c_int,
+        Entry::Sock(s) if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE => {
+            pin(s, Reason::UnsupportedOption);
+        }
+        _ => {}
+    }
+    real()
+}
+
+/// setsockopt(2).
+///
+/// # Safety
+/// As setsockopt(2).
+pub unsafe fn setsockopt(
+    e: Entry,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    val: *const c_void,
+    len: socklen_t,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let _ = fd;
+    let s = match e {
+        Entry::Private => return fail(Errno::EBADF) as c_int,
+        Entry::Sock(s) => s,
+        Entry::Set(_) => return real(),
+    };
+    let r = real();
+    if r != 0 {
+        return r;
+    }
+    // SAFETY: the kernel has just read `len` bytes.
+    let v = if len >= 4 && !val.is_null() {
+        // SAFETY: the kernel has just read `len` bytes.
+        unsafe { val.cast::<c_int>().read_unaligned() }
+    } else {
+        0
+    };
+    let tcp_only = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => v > 1,
+        (
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING,
+        ) => v != 0,
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => v >= 0,
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => true,
+        _ => false,
+    };
+    if tcp_only {
+        pin(s, Reason::UnsupportedOption);
+    }
+    r
+}

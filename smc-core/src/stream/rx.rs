@@ -1,0 +1,547 @@
+//! Receiving.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
+
+use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
+
+use super::tx::sub_list;
+use super::{F_BROKEN, F_LEFT, F_SHUT_RD, Sock};
+use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
+use crate::observe::Reason;
+use crate::ring::{Ring, iov_len};
+use crate::sys::{self, Errno, Result};
+
+/// Empty reads after which the kernel is asked whether the connection has ended.
+const ASK_KERNEL_EVERY: u32 = 16;
+
+/// Where the next bytes of a direction are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// So many bytes can be read from the RMB.
+    Ring(usize),
+    /// Nothing in the RMB, which is the carrier.
+    RingEmpty,
+    /// TCP is the carrier, up to so many bytes if a switch is known.
+    Tcp(Option<u64>),
+    /// A recall is under way.
+    Frozen,
+}
+
+enum RingEnd {
+    Eof,
+    /// TCP holds bytes that should not be there.
+    Foreign,
+    /// There is something after all.
+    Retry,
+}
+
+impl super::Rx {
+    /// Has the kernel asked at the next look.
+    pub(crate) fn hint_now(&self) {
+        self.hint.store(1, SeqCst);
+    }
+}
+
+impl Sock {
+    /// recv(2) on a managed connection.
+    ///
+    /// # Safety
+    /// The list must describe writable memory (unless MSG_TRUNC discards).
+    pub unsafe fn recv(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
+        let total = iov_len(iov);
+        let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
+        let all = flags & MSG_WAITALL != 0;
+        let peek = flags & MSG_PEEK != 0;
+        let mut done = 0;
+        let mut wait = super::wait::Wait::new(self, fd, false);
+        if total == 0 {
+            return if self.has(F_BROKEN) {
+                Err(Errno::ECONNRESET)
+            } else {
+                Ok(0)
+            };
+        }
+        loop {
+            let r = {
+                let Some(_g) = self.rx.lock.lock() else {
+                    return Err(Errno::EAGAIN);
+                };
+                if !crate::fds::is_sock(fd, self) {
+                    return if done > 0 {
+                        Ok(done)
+                    } else {
+                        Err(Errno::ESTALE)
+                    };
+                }
+                if self.managed() {
+                    // SAFETY: promised by the caller.
+                    Some(unsafe { self.pull(fd, iov, done, total, flags) })
+                } else {
+                    None
+                }
+            };
+            let Some(r) = r else {
+                if done == 0 {
+                    return Err(Errno::ESTALE);
+                }
+                // MSG_WAITALL, and gone back to plain TCP in the middle.
+                // SAFETY: promised by the caller.
+                match unsafe { self.recv_rest(fd, iov, done, total, flags) } {
+                    Ok(n) if n > 0 => done += n,
+                    Err(Errno::ESTALE) => continue,
+                    _ => return Ok(done),
+                }
+                if done >= total || nonblock {
+                    return Ok(done);
+                }
+                continue;
+            };
+            if self.has(F_LEFT) {
+                self.try_detach();
+            }
+            match r {
+                Ok(0) => return Ok(done),
+                Ok(n) if peek => {
+                    // A peek starts over each time; WAITALL wants it long enough, if that can be.
+                    let most = total.min(self.rx_ring().size() as usize);
+                    if !all || nonblock || n >= most {
+                        return Ok(n);
+                    }
+                    match wait.sleep_for_more(n) {
+                        Ok(()) => continue,
+                        Err(_) => return Ok(n),
+                    }
+                }
+                Ok(n) => {
+                    done += n;
+                    if done >= total || !all {
+                        return Ok(done);
+                    }
+                }
+                Err(Errno::EAGAIN) if !nonblock && (done == 0 || all) => match wait.sleep() {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(e) => return Err(e),
+                },
+                Err(_) if done > 0 => return Ok(done),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// One plain receive of what is left.
+    ///
+    /// # Safety
+    /// The list must describe writable memory.
+    unsafe fn recv_rest(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        self.plain_rx.fetch_add(1, SeqCst);
+        let (list, n) = sub_list(iov, skip, total - skip);
+        let r = if self.managed() {
+            // Upgraded again: not this way.
+            Err(Errno::ESTALE)
+        } else {
+            // SAFETY: part of the caller's list.
+            unsafe { sys::recv(fd, &list[..n], flags) }
+        };
+        self.count_plain(false, r.unwrap_or(0) as u64);
+        self.plain_rx.fetch_sub(1, SeqCst);
+        r
+    }
+
+    /// Takes what is there, on both sides of a switch if it comes to one: a program that gets less than
+    /// it asked for may take the stream for drained (epoll(7)). Under `rx.lock`, managed. `Ok(0)`: end of stream.
+    ///
+    /// # Safety
+    /// The list must describe writable memory (unless MSG_TRUNC discards).
+    unsafe fn pull(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        let mut got = 0;
+        loop {
+            // SAFETY: promised by the caller.
+            match unsafe { self.pull_once(fd, iov, skip + got, total, flags) } {
+                Ok(n) => {
+                    got += n;
+                    let go_on =
+                        n > 0 && flags & MSG_PEEK == 0 && skip + got < total && self.at_switch(fd);
+                    if !go_on {
+                        return Ok(got);
+                    }
+                }
+                Err(e) if got > 0 => {
+                    if e != Errno::EAGAIN {
+                        self.rx.error.store(e.into_raw() as u32, Relaxed);
+                    }
+                    return Ok(got);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Whether the next byte is on the other side of a switch, and may be read together with the last:
+    /// a read never goes over an urgent mark (tcp(7)). Under `rx.lock`.
+    fn at_switch(&self, fd: i32) -> bool {
+        let (dir, passed) = (self.inc(), self.rx.passed.load(Relaxed));
+        dir.tx.switches.load(Acquire) != passed
+            && dir.log[passed as usize % LOG].load(Relaxed) == self.rx.off()
+            && sys::poll_now(fd, libc::POLLPRI) == 0
+    }
+
+    /// Takes what is there on one carrier.
+    ///
+    /// # Safety
+    /// As for `pull`.
+    unsafe fn pull_once(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        loop {
+            if self.has(F_BROKEN) {
+                return Err(Errno::ECONNRESET);
+            }
+            match self.locate()? {
+                Want::Frozen => return Err(Errno::EAGAIN),
+                Want::Ring(avail) => {
+                    let n = avail.min(total - skip);
+                    let pos = self.rx.off();
+                    if flags & MSG_TRUNC == 0 {
+                        // SAFETY: `n` bytes at `pos` have been published by the sender, which does not
+                        // touch them until the cursor moves; the list is as promised.
+                        unsafe { self.rx_ring().read(pos, iov, skip, n) };
+                    }
+                    if flags & MSG_PEEK == 0 {
+                        self.consume(pos, n);
+                    }
+                    return Ok(n);
+                }
+                Want::RingEmpty => match self.ring_ended(fd)? {
+                    RingEnd::Retry => continue,
+                    RingEnd::Eof => return Ok(0),
+                    RingEnd::Foreign => {
+                        // Foreign bytes: somebody wrote to the TCP socket behind the sender's back.
+                        let (list, n) = sub_list(iov, skip, total - skip);
+                        // SAFETY: part of the caller's list.
+                        let n = unsafe {
+                            sys::recv(fd, &list[..n], flags & !MSG_WAITALL | MSG_DONTWAIT)
+                        }?;
+                        self.pin(Reason::BehindOurBack);
+                        return Ok(n);
+                    }
+                },
+                Want::Tcp(bound) => {
+                    // SAFETY: promised by the caller.
+                    match unsafe { self.pull_tcp(fd, iov, skip, total, flags, bound) } {
+                        Err(Errno::EINPROGRESS) => continue,
+                        r => return r,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Finds where the next byte is, passing switches that have been reached. Under `rx.lock`.
+    pub(super) fn locate(&self) -> Result<Want> {
+        if self.rx.frozen.load(Relaxed) != 0 {
+            return Ok(Want::Frozen);
+        }
+        self.locate_now()
+    }
+
+    /// As [`Sock::locate`], recall or not.
+    pub(super) fn locate_now(&self) -> Result<Want> {
+        let dir = self.inc();
+        let pos = self.rx.off();
+        loop {
+            // The cursor before the log: a cursor that belongs to a later stay on the RMB is never
+            // seen without the switches that led to it.
+            let prod = dir.tx.prod.load(Acquire);
+            let head = dir.tx.switches.load(Acquire);
+            let passed = self.rx.passed.load(Relaxed);
+            let ahead = head.wrapping_sub(passed);
+            if ahead as usize > LOG {
+                return Err(self.violation());
+            }
+            let bound = (ahead > 0).then(|| dir.log[passed as usize % LOG].load(Relaxed));
+            match bound {
+                Some(b) if b < pos => return Err(self.violation()),
+                Some(b) if b == pos => {
+                    self.rx.passed.store(passed.wrapping_add(1), Relaxed);
+                    dir.rx.passed.store(passed.wrapping_add(1), Release);
+                    continue;
+                }
+                _ => {}
+            }
+            if passed & 1 == 0 {
+                return Ok(Want::Tcp(bound.map(|b| b - pos)));
+            }
+            let end = prod.min(bound.unwrap_or(u64::MAX));
+            if end < pos || end - pos > u64::from(self.rx_ring().size()) {
+                return Err(self.violation());
+            }
+            if end > pos {
+                return Ok(Want::Ring((end - pos) as usize));
+            }
+            if bound.is_some() {
+                // A known switch further on, and nothing written before it: it cannot be so, unless the cursor,
+                // which was read first, has moved meanwhile.
+                if dir.tx.prod.load(Acquire) == prod {
+                    return Err(self.violation());
+                }
+                continue;
+            }
+            if self.link().is_dead() {
+                // The sender died while this direction was on the RMB, and all it published has been
+                // read (the cursor was loaded before; look again now that it can't move any more).
+                if dir.tx.prod.load(Acquire) == prod && dir.tx.switches.load(Acquire) == head {
+                    self.rx.passed.store(passed.wrapping_add(1), Relaxed);
+                    dir.tx.switches.store(passed.wrapping_add(1), Relaxed);
+                    return Ok(Want::Tcp(None));
+                }
+                continue;
+            }
+            return Ok(Want::RingEmpty);
+        }
+    }
+
+    /// Moves the consumer cursor over `n` bytes of the ring.
+    fn consume(&self, pos: u64, n: usize) {
+        let dir = self.inc();
+        let pos = pos + n as u64;
+        self.rx.rmb.fetch_add(n as u64, Relaxed);
+        self.rx.empty.store(0, Relaxed);
+        dir.rx.cons.store(pos, Release);
+        fence(SeqCst);
+        if dir.tx.flags.load(Relaxed) & TX_BLOCKED != 0 {
+            let used = dir.tx.prod.load(Relaxed).wrapping_sub(pos);
+            if used.saturating_mul(4) <= 3 * u64::from(self.rx_ring().size()) {
+                self.tell_peer();
+            }
+        }
+    }
+
+    /// The ring is empty and is the carrier: asks the kernel, if there is a reason to, whether the
+    /// connection has ended. `Err(EAGAIN)`: nothing yet.
+    fn ring_ended(&self, fd: i32) -> Result<RingEnd> {
+        let told = self.inc().tx.flags.load(Acquire) & (TX_DONE | TX_CLOSED) != 0;
+        let ask = told
+            || self.rx.hint.load(Relaxed) != 0
+            || self.rx.error.load(Relaxed) != 0
+            || self.has(F_SHUT_RD)
+            || self.rx.empty.fetch_add(1, Relaxed) >= ASK_KERNEL_EVERY;
+        if !ask {
+            return Err(Errno::EAGAIN);
+        }
+        self.rx.empty.store(0, Relaxed);
+        self.rx.hint.store(0, SeqCst);
+        let mut byte = 0u8;
+        let v = iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let r = match self.rx.error.swap(0, Relaxed) {
+            // SAFETY: one writable byte.
+            0 => unsafe { sys::recv(fd, &[v], MSG_PEEK | MSG_DONTWAIT) },
+            e => Err(Errno::new(e as i32)),
+        };
+        // What the peer did before it ended the connection may have come after our look at the ring.
+        let still = self.locate()? == Want::RingEmpty;
+        match r {
+            Err(Errno::EAGAIN) if still => Err(Errno::EAGAIN),
+            Err(Errno::EAGAIN) => Ok(RingEnd::Retry),
+            Err(e) if still => Err(e),
+            Err(e) => {
+                // The kernel reports an error once; it is due when the ring has been drained.
+                self.rx.error.store(e.into_raw() as u32, Relaxed);
+                Ok(RingEnd::Retry)
+            }
+            Ok(n) => {
+                self.rx.hint.store(1, Relaxed);
+                Ok(match (still, n) {
+                    (false, _) => RingEnd::Retry,
+                    (true, 0) => RingEnd::Eof,
+                    (true, _) => RingEnd::Foreign,
+                })
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `pull`.
+    unsafe fn pull_tcp(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+        bound: Option<u64>,
+    ) -> Result<usize> {
+        let dir = self.inc();
+        if self.peer_left() {
+            self.flags.fetch_or(F_LEFT, Relaxed);
+        }
+        if bound.is_none() && self.rx.error.load(Relaxed) != 0 {
+            return Err(Errno::new(self.rx.error.swap(0, Relaxed) as i32));
+        }
+        let mut want = total - skip;
+        match bound {
+            Some(b) => want = want.min(usize::try_from(b).unwrap_or(usize::MAX)),
+            None => {
+                self.try_ready_rx(fd);
+                // No switch is known: the sender must not leave TCP and come back to it during this
+                // read (see `Sock::tx_log`). It sees the flag, or we see its switch.
+                dir.rx.unbounded.store(1, SeqCst);
+                fence(SeqCst);
+                if dir.tx.switches.load(SeqCst) != self.rx.passed.load(Relaxed) {
+                    dir.rx.unbounded.store(0, Release);
+                    return Err(Errno::EINPROGRESS);
+                }
+            }
+        }
+        let (list, n) = sub_list(iov, skip, want);
+        // Cleared before the read: a report of the kernel's that comes later must stand.
+        self.rx.hint.store(0, SeqCst);
+        // SAFETY: part of the caller's list.
+        let r = unsafe { sys::recv(fd, &list[..n], flags & !MSG_WAITALL | MSG_DONTWAIT) };
+        dir.rx.unbounded.store(0, Release);
+        if r != Err(Errno::EAGAIN) {
+            self.rx.hint.store(1, Relaxed);
+        }
+        match r {
+            Ok(n) if n > 0 && flags & (MSG_PEEK | libc::MSG_OOB) != 0 => {}
+            Ok(n) if n > 0 => {
+                self.rx.tcp.fetch_add(n as u64, Relaxed);
+                dir.rx.cons.store(self.rx.off(), Release);
+                if bound.is_none() {
+                    self.try_ready_rx(fd);
+                }
+            }
+            // Nothing, the end, or an error; but the sender may have gone to the RMB before it.
+            _ if bound.is_none()
+                && dir.tx.switches.load(Acquire) != self.rx.passed.load(Relaxed) =>
+            {
+                if let Err(e) = r
+                    && e != Errno::EAGAIN
+                {
+                    self.rx.error.store(e.into_raw() as u32, Relaxed);
+                }
+                return Err(Errno::EINPROGRESS);
+            }
+            _ => {}
+        }
+        r
+    }
+
+    /// Bytes that can be read from the ring now. Under `rx.lock` or for a rough answer.
+    pub(super) fn rx_ring_bytes(&self) -> usize {
+        match self.locate() {
+            Ok(Want::Ring(n)) => n,
+            _ => 0,
+        }
+    }
+
+    /// What FIONREAD answers.
+    pub fn readable_bytes(&self, fd: i32) -> Result<usize> {
+        loop {
+            let Some(_g) = self.rx.lock.lock() else {
+                return Err(Errno::EAGAIN);
+            };
+            if !self.managed() {
+                return Err(Errno::ESTALE);
+            }
+            let at = self.locate()?;
+            let kernel = sys::ioctl_int(fd, libc::FIONREAD)? as usize;
+            let (dir, pos) = (self.inc(), self.rx.off());
+            return Ok(match at {
+                // Bytes behind the next switch: the ring's after TCP's, or TCP's after the ring's.
+                Want::Tcp(Some(b)) => {
+                    let behind = dir.tx.prod.load(Acquire).saturating_sub(pos + b);
+                    kernel + behind.min(u64::from(self.rx_ring().size())) as usize
+                }
+                Want::Tcp(None) | Want::RingEmpty => kernel,
+                Want::Ring(n) => n + kernel,
+                Want::Frozen => {
+                    // The bytes are on their way from the ring to TCP: a matter of microseconds,
+                    // and bounded by the downgrade's own time-out.
+                    drop(_g);
+                    sys::sleep_us(50);
+                    continue;
+                }
+            });
+        }
+    }
+
+    /// Bytes in the ring that the program has not read.
+    pub fn unread_by_us(&self) -> usize {
+        let Some(_g) = self.rx.lock.lock() else {
+            return 0;
+        };
+        if self.managed() {
+            self.rx_ring_bytes()
+        } else {
+            0
+        }
+    }
+
+    /// Bytes of the ring we write that the peer has not read: part of SIOCOUTQ's answer.
+    pub fn unread_by_peer(&self) -> usize {
+        let Some(_g) = self.tx.lock.lock() else {
+            return 0;
+        };
+        if !self.managed() || self.tx.switches.load(Relaxed) & 1 == 0 {
+            return 0;
+        }
+        let n = self.in_ring(self.tx.off(), self.out().rx.cons.load(Acquire));
+        n.min(u64::from(self.tx_ring().size())) as usize
+    }
+
+    /// Empties the ring by `take`, which gets contiguous bytes and says how many it took (splice).
+    /// `Ok(None)`: TCP is the carrier, use the kernel's call with the given bound.
+    pub fn recv_take(
+        &self,
+        fd: i32,
+        want: usize,
+        mut take: impl FnMut(*mut u8, usize) -> Result<usize>,
+    ) -> Result<core::result::Result<usize, Option<u64>>> {
+        let Some(_g) = self.rx.lock.lock() else {
+            return Err(Errno::EAGAIN);
+        };
+        if !crate::fds::is_sock(fd, self) || !self.managed() {
+            return Err(Errno::ESTALE);
+        }
+        match self.locate()? {
+            Want::Frozen => Err(Errno::EAGAIN),
+            Want::Tcp(b) => Ok(Err(b)),
+            Want::RingEmpty => match self.ring_ended(fd)? {
+                RingEnd::Retry => Err(Errno::EAGAIN),
+                RingEnd::Eof => Ok(Ok(0)),
+                RingEnd::Foreign => Ok(Err(None)),
+            },
+            Want::Ring(avail) => {
+                let pos = self.rx.off();
+                let (p, k) = Ring::span(&self.rx_ring(), pos, avail.min(want));
+                let n = take(p, k)?.min(k);
+                self.consume(pos, n);
+                Ok(Ok(n))
+            }
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Sending.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
+
+use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, iovec};
+
+use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock};
+use crate::fabric::shm::{TX_BLOCKED, TX_CLOSED};
+use crate::observe::Reason;
+use crate::ring::{Ring, iov_len};
+use crate::sys::{self, Errno, Result};
+
+/// A blocked sender whose receiver reads nothing for this long puts its bytes into the TCP socket
+/// instead, so that a connection never holds less than TCP's own buffers would.
+///
+/// Long enough for a reader that merely lost its core for a while.
+const SPILL_AFTER_NS: u64 = 20_000_000;
+/// The same within one process, where the reader may be the very thread that waits.
+const SPILL_AFTER_OWN_NS: u64 = 1_000_000;
+
+impl Sock {
+    /// send(2) on a managed connection. `Err(EPIPE)`: the caller raises SIGPIPE unless told not to.
+    ///
+    /// # Safety
+    /// The list must describe readable memory.
+    pub unsafe fn send(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
+        let total = iov_len(iov);
+        let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
+        let mut done = 0;
+        let mut wait = super::wait::Wait::new(self, fd, true);
+        loop {
+            let r = {
+                let Some(_g) = self.tx.lock.lock() else {
+                    return Err(Errno::EAGAIN);
+                };
+                if !crate::fds::is_sock(fd, self) {
+                    return if done > 0 {
+                        Ok(done)
+                    } else {
+                        Err(Errno::ESTALE)
+                    };
+                }
+                if self.managed() {
+                    // SAFETY: promised by the caller.
+                    Some(unsafe { self.push(fd, iov, done, total, flags, wait.spill()) })
+                } else {
+                    None
+                }
+            };
+            let Some(r) = r else {
+                if done == 0 {
+                    return Err(Errno::ESTALE);
+                }
+                // Gone back to plain TCP in the middle: the rest goes the kernel's way.
+                // SAFETY: promised by the caller.
+                match unsafe { self.send_rest(fd, iov, done, total, flags) } {
+                    Ok(n) => done += n,
+                    Err(Errno::ESTALE) => continue,
+                    Err(_) => return Ok(done),
+                }
+                if done >= total || nonblock {
+                    return Ok(done);
+                }
+                continue;
+            };
+            if self.has(F_LEFT) {
+                self.try_detach();
+            }
+            match r {
+                Ok(n) => {
+                    done += n;
+                    if done >= total {
+                        return Ok(done);
+                    }
+                }
+                Err(Errno::EAGAIN) if !nonblock => match wait.sleep() {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(e) => return Err(e),
+                },
+                Err(_) if done > 0 => return Ok(done),
+                Err(e) => return Err(e),
+            }
+            if nonblock && done > 0 && r.is_err() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// One plain send of what is left.
+    ///
+    /// # Safety
+    /// The list must describe readable memory.
+    unsafe fn send_rest(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        self.plain_tx.fetch_add(1, SeqCst);
+        let (list, n) = sub_list(iov, skip, total - skip);
+        let r = if self.managed() {
+            // Upgraded again: not this way.
+            Err(Errno::ESTALE)
+        } else {
+            // SAFETY: part of the caller's list.
+            unsafe { sys::send(fd, &list[..n], flags | MSG_NOSIGNAL) }
+        };
+        self.count_plain(true, r.unwrap_or(0) as u64);
+        self.plain_tx.fetch_sub(1, SeqCst);
+        r
+    }
+
+    /// Moves as much as goes at once. Under `tx.lock`, managed.
+    ///
+    /// # Safety
+    /// The list must describe readable memory.
+    unsafe fn push(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+        spill: bool,
+    ) -> Result<usize> {
+        loop {
+            if self.has(F_BROKEN) {
+                return Err(Errno::ECONNRESET);
+            }
+            if self.tx.switches.load(Relaxed) & 1 == 0 {
+                if self.try_upgrade_tx(fd) {
+                    continue;
+                }
+                // SAFETY: promised by the caller.
+                return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
+            }
+            if total == 0 {
+                return Ok(0);
+            }
+            if self.has(F_SHUT_WR) {
+                // SAFETY: promised by the caller. The kernel answers EPIPE.
+                return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
+            }
+            if self.peer_left() {
+                // Nobody reads the ring any more: the kernel gives TCP's answer.
+                self.tx_log(self.tx.off());
+                continue;
+            }
+            let room = self.room()?;
+            if room == 0 {
+                if spill && self.spill_tx() {
+                    continue;
+                }
+                if self.hung_up(fd) {
+                    // SAFETY: promised by the caller. The kernel gives the error.
+                    return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
+                }
+                return Err(Errno::EAGAIN);
+            }
+            let off = self.tx.off();
+            let n = room.min(total - skip);
+            // SAFETY: `n` bytes fit between the cursors, where the receiver does not read; the list
+            // is as promised.
+            unsafe { self.tx_ring().write(off, iov, skip, n) };
+            self.commit_tx(off, n);
+            return Ok(n);
+        }
+    }
+
+    /// Publishes `n` bytes written at `off`.
+    fn commit_tx(&self, off: u64, n: usize) {
+        let line = &self.out().tx;
+        let end = off + n as u64;
+        self.tx.rmb.fetch_add(n as u64, Relaxed);
+        line.prod.store(end, Release);
+        // Somebody may be waiting for a good part of the ring to become free: the wish stands until it is.
+        if line.flags.load(Relaxed) & TX_BLOCKED != 0
+            && self.enough_room(self.tx.cons.load(Relaxed), end)
+        {
+            line.flags.fetch_and(!TX_BLOCKED, Relaxed);
+            // The receiver may have found the flag clear just now. Other threads of ours that wait
+            // for room hear of it from us.
+            self.on_event();
+        }
+        self.tell_peer();
+    }
+
+    /// Whether the receiver has left the connection or died.
+    pub(super) fn peer_left(&self) -> bool {
+        self.link().is_dead() || self.inc().tx.flags.load(Relaxed) & TX_CLOSED != 0
+    }
+
+    /// Free bytes of the ring we write; asks to be told of room when there is none.
+    fn room(&self) -> Result<usize> {
+        let free = self.free()?;
+        if free > 0 {
+            return Ok(free);
+        }
+        self.out().tx.flags.fetch_or(TX_BLOCKED, SeqCst);
+        fence(SeqCst);
+        self.free()
+    }
+
+    fn free(&self) -> Result<usize> {
+        let (off, seen) = (self.tx.off(), self.tx.cons.load(Relaxed));
+        let cons = self.out().rx.cons.load(Acquire);
+        if cons < seen || cons > off {
+            return Err(self.violation());
+        }
+        self.tx.cons.store(cons, Relaxed);
+        let used = self.in_ring(off, cons);
+        Ok(usize::try_from(u64::from(self.tx_ring().size()).saturating_sub(used)).unwrap_or(0))
+    }
+
+    /// Whether the connection is over in both directions, so that nobody will make room in the ring. The
+    /// kernel is asked only if it has reported something.
+    fn hung_up(&self, fd: i32) -> bool {
+        self.rx.hint.load(Relaxed) != 0 && sys::poll_now(fd, 0) & libc::POLLHUP != 0
+    }
+
+    /// Bytes that lie in the ring: those since the last switch to it that have not been read. (At
+    /// that switch the receiver had left the ring, so it holds nothing older.)
+    pub(super) fn in_ring(&self, off: u64, cons: u64) -> u64 {
+        off.saturating_sub(cons.max(self.tx.last_up.load(Relaxed)))
+    }
+
+    /// How long a blocked sender waits for a receiver that does not read.
+    pub(super) fn spill_after_ns(&self) -> u64 {
+        if self.managed() && !self.link().twin.load(Relaxed).is_null() {
+            SPILL_AFTER_OWN_NS
+        } else {
+            SPILL_AFTER_NS
+        }
+    }
+
+    /// Whether so much of the ring is free that a waiting sender should hear of it. As with TCP, a full
+    /// stream counts as writable again only when a good part of it is free.
+    fn enough_room(&self, cons: u64, off: u64) -> bool {
+        let size = u64::from(self.tx_ring().size());
+        // Without the lock the two may not belong together: then look again.
+        cons > off || size.saturating_sub(self.in_ring(off, cons)) * 4 >= size
+    }
+
+    /// Whether a blocked or polling sender should be told that there is room; `arm`: if not, ask for it.
+    /// Needs no lock.
+    pub(super) fn tx_writable(&self, arm: bool) -> bool {
+        let look = || {
+            let cons = self.out().rx.cons.load(Acquire);
+            self.enough_room(cons, self.tx.off())
+        };
+        if self.peer_left() || look() {
+            return true;
+        }
+        if arm {
+            self.out().tx.flags.fetch_or(TX_BLOCKED, SeqCst);
+            fence(SeqCst);
+            return look();
+        }
+        false
+    }
+
+    /// # Safety
+    /// The list must describe readable memory.
+    unsafe fn push_tcp(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        total: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        if self.peer_left() {
+            self.flags.fetch_or(F_LEFT, Relaxed);
+        }
+        if !self.flush_backlog(fd)? {
+            return Err(Errno::EAGAIN);
+        }
+        let pass = MSG_MORE | libc::MSG_OOB | libc::MSG_DONTROUTE | libc::MSG_ZEROCOPY;
+        let flags = (flags & pass) | MSG_DONTWAIT | MSG_NOSIGNAL;
+        let (list, n) = sub_list(iov, skip, total - skip);
+        // SAFETY: the sub-list is part of the caller's list.
+        let r = unsafe { sys::send(fd, &list[..n], flags) };
+        match r {
+            Ok(n) => {
+                self.tx.tcp.fetch_add(n as u64, Relaxed);
+                self.tx.full.store(0, Relaxed);
+            }
+            Err(Errno::EAGAIN) => self.tx.full.store(1, Relaxed),
+            Err(_) => {}
+        }
+        r
+    }
+
+    /// Sends recalled bytes. `Ok(true)`: none are left. Under `tx.lock`.
+    pub(super) fn flush_backlog(&self, fd: i32) -> Result<bool> {
+        let p = self.tx.backlog.load(Relaxed);
+        if p.is_null() {
+            return Ok(true);
+        }
+        if !crate::fds::is_sock(fd, self) {
+            // Being closed: the number may be somebody else's already.
+            return Err(Errno::EBADF);
+        }
+        loop {
+            let (len, done) = (
+                self.tx.backlog_len.load(Relaxed),
+                self.tx.backlog_done.load(Relaxed),
+            );
+            if done >= len {
+                self.drop_backlog();
+                return Ok(true);
+            }
+            // SAFETY: the backlog has `len` bytes.
+            let v = iovec {
+                // SAFETY: done < len, within the backlog.
+                iov_base: unsafe { p.add(done as usize) }.cast(),
+                iov_len: (len - done) as usize,
+            };
+            // SAFETY: as above.
+            match unsafe { sys::send(fd, &[v], MSG_DONTWAIT | MSG_NOSIGNAL) } {
+                Ok(n) => {
+                    self.tx.tcp.fetch_add(n as u64, Relaxed);
+                    self.tx.backlog_done.fetch_add(n as u64, Relaxed);
+                }
+                Err(Errno::EAGAIN) => {
+                    self.tx.full.store(1, Relaxed);
+                    return Ok(false);
+                }
+                Err(e) => {
+                    self.drop_backlog();
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// Sends what was recalled before the socket is closed or shut down; waits at most two seconds.
+    pub fn drain_backlog(&self) {
+        for _ in 0..2000 {
+            let Some(_g) = self.tx.lock.lock() else {
+                return;
+            };
+            if !self.managed() || !matches!(self.flush_backlog(self.fd.load(Relaxed)), Ok(false)) {
+                return;
+            }
+            drop(_g);
+            sys::sleep_us(1000);
+        }
+    }
+
+    pub(super) fn drop_backlog(&self) {
+        let p = self.tx.backlog.swap(core::ptr::null_mut(), Relaxed);
+        if !p.is_null() {
+            let len = self.tx.backlog_len.swap(0, Relaxed) as usize;
+            // SAFETY: made by `set_backlog` from a boxed slice of this length.
+            drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(p, len)) });
+        }
+    }
+
+    pub(super) fn set_backlog(&self, bytes: Box<[u8]>) {
+        self.tx.backlog_len.store(bytes.len() as u64, Relaxed);
+        self.tx.backlog_done.store(0, Relaxed);
+        self.tx.backlog.store(Box::into_raw(bytes).cast(), Relaxed);
+    }
+
+    /// Fills the ring by `fill`, which gets contiguous free space and says how many bytes it put there
+    /// (sendfile, splice). `Ok(None)`: this direction is on TCP, use the kernel's call.
+    pub fn send_fill(
+        &self,
+        fd: i32,
+        want: usize,
+        mut fill: impl FnMut(*mut u8, usize) -> Result<usize>,
+    ) -> Result<Option<usize>> {
+        let Some(_g) = self.tx.lock.lock() else {
+            return Err(Errno::EAGAIN);
+        };
+        if !crate::fds::is_sock(fd, self)
+            || !self.managed()
+            || self.peer_left()
+            || self.has(F_SHUT_WR)
+        {
+            return Ok(None);
+        }
+        if self.has(F_BROKEN) {
+            return Err(Errno::ECONNRESET);
+        }
+        if self.tx.switches.load(Relaxed) & 1 == 0 && !self.try_upgrade_tx(fd) {
+            return if self.flush_backlog(fd)? {
+                Ok(None)
+            } else {
+                Err(Errno::EAGAIN)
+            };
+        }
+        let room = self.room()?;
+        if room == 0 {
+            return if self.hung_up(fd) {
+                Ok(None)
+            } else {
+                Err(Errno::EAGAIN)
+            };
+        }
+        let off = self.tx.off();
+        let (mut done, want) = (0, room.min(want));
+        while done < want {
+            let (p, k) = Ring::span(&self.tx_ring(), off + done as u64, want - done);
+            match fill(p, k) {
+                Ok(0) => break,
+                Ok(n) => {
+                    done += n.min(k);
+                    if n < k {
+                        break;
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        if done > 0 {
+            self.commit_tx(off, done);
+        }
+        Ok(Some(done))
+    }
+
+    /// The peer broke a rule of the shared memory: this connection ends with a reset.
+    #[cold]
+    pub(super) fn violation(&self) -> Errno {
+        self.violation_of(Reason::PeerViolation)
+    }
+
+    /// Ends the connection with a reset, for `reason`.
+    #[cold]
+    pub(super) fn violation_of(&self, reason: Reason) -> Errno {
+        self.flags.fetch_or(F_BROKEN, Relaxed);
+        self.pin(reason);
+        let fd = self.fd.load(Relaxed);
+        if crate::fds::is_sock(fd, self) {
+            let linger = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+        }
+        Errno::ECONNRESET
+    }
+}
+
+/// The part of a list from `skip` on, at most `want` bytes and 16 elements.
+pub(super) fn sub_list(iov: &[iovec], mut skip: usize, mut want: usize) -> ([iovec; 16], usize) {
+    let mut out = [iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 0,
+    }; 16];
+    let mut n = 0;
+    for v in iov {
+        if skip >= v.iov_len {
+            skip -= v.iov_len;
+            continue;
+        }
+        let len = (v.iov_len - skip).min(want);
+        // SAFETY: skip <= iov_len.
+        out[n] = iovec {
+            // SAFETY: skip <= iov_len.
+            iov_base: unsafe { v.iov_base.cast::<u8>().add(skip) }.cast(),
+            iov_len: len,
+        };
+        n += 1;
+        skip = 0;
+        want -= len;
+        if n == out.len() || want == 0 {
+            break;
+        }
+    }
+    (out, n)
+}

@@ -1,0 +1,516 @@
+//! System calls, made directly.
+//!
+//! Inside libxsmc.so the symbols `read`, `close`, `poll`, … are our own hooks, so the core must not
+//! call libc's functions by these names. A raw call has two more merits: it never touches `errno`,
+//! and it is safe in signal handlers and in a forked child. The exceptions are [`ppoll`] and
+//! [`epoll_pwait`]: a thread that sleeps must be cancellable (pthreads(7)), and only libc's own
+//! functions are cancellation points.
+
+use core::mem::{MaybeUninit, size_of, zeroed};
+use core::ptr::{NonNull, null, null_mut};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use libc::{c_int, c_void, epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
+use syscalls::{Sysno, syscall};
+
+pub use syscalls::Errno;
+
+/// Result of a system call.
+pub type Result<T> = core::result::Result<T, Errno>;
+
+/// Flags of [`pread`]-free descriptor creation: what every private descriptor carries.
+pub const EFD_FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+
+/// Sets the calling thread's `errno`.
+#[inline]
+pub fn set_errno(e: Errno) {
+    // SAFETY: __errno_location returns the calling thread's own errno, always valid.
+    unsafe { *libc::__errno_location() = e.into_raw() }
+}
+
+/// Reads the calling thread's `errno`.
+#[inline]
+pub fn errno() -> c_int {
+    // SAFETY: as in `set_errno`.
+    unsafe { *libc::__errno_location() }
+}
+
+/// recvmsg(2) with a scatter list and nothing else.
+///
+/// # Safety
+/// Each element of `iov` must describe memory that the caller may write.
+pub unsafe fn recv(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
+    // SAFETY: an all-zero msghdr is valid; the list is only read by the kernel.
+    let mut m: msghdr = unsafe { zeroed() };
+    m.msg_iov = iov.as_ptr().cast_mut();
+    m.msg_iovlen = iov.len();
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::recvmsg, fd, &mut m as *mut msghdr, flags) }
+}
+
+/// sendmsg(2) with a gather list and nothing else.
+///
+/// # Safety
+/// Each element of `iov` must describe memory that the caller may read.
+pub unsafe fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
+    // SAFETY: as in `recv`.
+    let mut m: msghdr = unsafe { zeroed() };
+    m.msg_iov = iov.as_ptr().cast_mut();
+    m.msg_iovlen = iov.len();
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::sendmsg, fd, &m as *const msghdr, flags) }
+}
+
+/// recvmsg(2) with a complete header.
+///
+/// # Safety
+/// As recvmsg(2): the header's pointers must be valid.
+pub unsafe fn recvmsg(fd: c_int, m: &mut msghdr, flags: c_int) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::recvmsg, fd, m as *mut msghdr, flags) }
+}
+
+/// sendmsg(2) with a complete header.
+///
+/// # Safety
+/// As sendmsg(2): the header's pointers must be valid.
+pub unsafe fn sendmsg(fd: c_int, m: &msghdr, flags: c_int) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::sendmsg, fd, m as *const msghdr, flags) }
+}
+
+/// read(2) into raw memory.
+///
+/// # Safety
+/// `buf` must be writable for `len` bytes.
+pub unsafe fn read_raw(fd: c_int, buf: *mut u8, len: usize) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::read, fd, buf, len) }
+}
+
+/// write(2) from raw memory.
+///
+/// # Safety
+/// `buf` must be readable for `len` bytes.
+pub unsafe fn write_raw(fd: c_int, buf: *const u8, len: usize) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::write, fd, buf, len) }
+}
+
+/// pread(2) into raw memory.
+///
+/// # Safety
+/// `buf` must be writable for `len` bytes.
+pub unsafe fn pread_raw(fd: c_int, buf: *mut u8, len: usize, off: i64) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::pread64, fd, buf, len, off) }
+}
+
+/// Moves a file's position back by `n` bytes.
+pub fn seek_back(fd: c_int, n: i64) {
+    // SAFETY: touches no memory.
+    let _ = unsafe { syscall!(Sysno::lseek, fd, -n, libc::SEEK_CUR) };
+}
+
+/// close(2).
+pub fn close(fd: c_int) {
+    // SAFETY: closing a descriptor touches no memory; the callers own `fd`.
+    let _ = unsafe { syscall!(Sysno::close, fd) };
+}
+
+/// fcntl(2) with an integer argument.
+pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int> {
+    // SAFETY: only used with commands that take an integer.
+    unsafe { syscall!(Sysno::fcntl, fd, cmd, arg) }.map(|v| v as c_int)
+}
+
+/// shutdown(2).
+pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
+    // SAFETY: touches no memory.
+    unsafe { syscall!(Sysno::shutdown, fd, how) }.map(drop)
+}
+
+/// getsockopt(2) of a fixed-size value.
+pub fn getsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Result<T> {
+    let mut v = MaybeUninit::<T>::zeroed();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes. The callers' types are plain integers or
+    // structs of integers, for which zeroed bytes are valid.
+    unsafe {
+        syscall!(
+            Sysno::getsockopt,
+            fd,
+            level,
+            name,
+            v.as_mut_ptr(),
+            &mut len as *mut _
+        )?;
+        Ok(v.assume_init())
+    }
+}
+
+/// setsockopt(2) of a fixed-size value.
+pub fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, v: &T) -> Result<()> {
+    // SAFETY: the kernel reads size_of::<T>() bytes of `v`.
+    unsafe {
+        syscall!(
+            Sysno::setsockopt,
+            fd,
+            level,
+            name,
+            v as *const T,
+            size_of::<T>()
+        )
+    }
+    .map(drop)
+}
+
+/// ioctl(2) that stores one int (FIONREAD, SIOCOUTQ, …).
+pub fn ioctl_int(fd: c_int, request: u64) -> Result<c_int> {
+    let mut v: c_int = 0;
+    // SAFETY: the requests used store one int.
+    unsafe { syscall!(Sysno::ioctl, fd, request, &mut v as *mut c_int) }?;
+    Ok(v)
+}
+
+/// Fields of `struct tcp_info` (linux/tcp.h) that the kernel-counter check uses.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TcpInfo {
+    /// tcpi_state; 1 is TCP_ESTABLISHED.
+    pub state: u8,
+    _a: [u8; 127],
+    /// Payload bytes received, including duplicates never counted twice.
+    pub bytes_received: u64,
+    _b: [u8; 8],
+    /// Payload bytes not yet sent.
+    pub notsent_bytes: u32,
+    _c: [u8; 52],
+    /// Payload bytes sent, retransmissions included.
+    pub bytes_sent: u64,
+    /// Payload bytes retransmitted.
+    pub bytes_retrans: u64,
+    _d: [u8; 24],
+}
+
+const _: () = {
+    // Offsets in struct tcp_info of linux/tcp.h, which is kernel ABI.
+    assert!(core::mem::offset_of!(TcpInfo, bytes_received) == 128);
+    assert!(core::mem::offset_of!(TcpInfo, notsent_bytes) == 144);
+    assert!(core::mem::offset_of!(TcpInfo, bytes_sent) == 200);
+    assert!(core::mem::offset_of!(TcpInfo, bytes_retrans) == 208);
+};
+
+impl TcpInfo {
+    /// Asks the kernel about `fd`.
+    pub fn of(fd: c_int) -> Result<TcpInfo> {
+        getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+    }
+    /// Payload bytes that were ever put into the socket.
+    pub fn sent_total(&self) -> u64 {
+        (self.bytes_sent - self.bytes_retrans.min(self.bytes_sent)) + u64::from(self.notsent_bytes)
+    }
+    /// Whether the connection is in state ESTABLISHED.
+    pub fn established(&self) -> bool {
+        self.state == 1
+    }
+}
+
+/// Creates an eventfd, non-blocking and close-on-exec.
+pub fn eventfd() -> Result<c_int> {
+    // SAFETY: touches no memory.
+    unsafe { syscall!(Sysno::eventfd2, 0, EFD_FLAGS) }.map(|v| v as c_int)
+}
+
+/// Adds one to an eventfd. A full counter is emptied first: who waits for its next change must see one.
+#[inline]
+pub fn eventfd_ring(fd: c_int) {
+    let one: u64 = 1;
+    // SAFETY: eight readable bytes.
+    let ring = || unsafe { write_raw(fd, (&raw const one).cast(), 8) };
+    if ring() == Err(Errno::EAGAIN) {
+        eventfd_drain(fd);
+        let _ = ring();
+    }
+}
+
+/// Whether a descriptor that came from a peer is an eventfd on which nobody waits: nothing else may be rung,
+/// as writing to a full pipe, say, would block.
+pub fn is_eventfd(fd: c_int) -> bool {
+    let nonblocking = fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
+    // SAFETY: an all-zero stat is valid to be overwritten.
+    let mut st: libc::stat = unsafe { zeroed() };
+    // SAFETY: `st` is a writable struct stat.
+    let stat = unsafe { syscall!(Sysno::fstat, fd, &mut st as *mut libc::stat) };
+    // Anonymous inodes have no file type, which leaves those that know no write, and eventfd. Both
+    // refuse an empty write, and the former would never block.
+    nonblocking
+        && stat.is_ok()
+        && st.st_mode & libc::S_IFMT == 0
+        // SAFETY: no bytes are read.
+        && unsafe { write_raw(fd, NonNull::dangling().as_ptr(), 0) } == Err(Errno::EINVAL)
+}
+
+/// Resets an eventfd to zero.
+pub fn eventfd_drain(fd: c_int) {
+    let mut v: u64 = 0;
+    // SAFETY: eight writable bytes.
+    let _ = unsafe { read_raw(fd, (&raw mut v).cast(), 8) };
+}
+
+/// Creates a memfd of `len` bytes, sealed against any change of size.
+pub fn memfd_sealed(name: &core::ffi::CStr, len: usize) -> Result<c_int> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is NUL-terminated.
+    let fd = unsafe { syscall!(Sysno::memfd_create, name.as_ptr(), flags) }? as c_int;
+    let seal = || -> Result<()> {
+        // SAFETY: touches no memory.
+        unsafe { syscall!(Sysno::ftruncate, fd, len) }?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        fcntl(fd, libc::F_ADD_SEALS, seals as usize).map(drop)
+    };
+    if let Err(e) = seal() {
+        close(fd);
+        return Err(e);
+    }
+    Ok(fd)
+}
+
+/// Size of a file, bytes.
+pub fn file_size(fd: c_int) -> Result<u64> {
+    // SAFETY: an all-zero stat is valid to be overwritten.
+    let mut st: libc::stat = unsafe { zeroed() };
+    // SAFETY: `st` is a writable struct stat.
+    unsafe { syscall!(Sysno::fstat, fd, &mut st as *mut libc::stat) }?;
+    Ok(st.st_size as u64)
+}
+
+/// Maps `len` bytes of `fd` shared, or of anonymous private memory when `fd` is -1.
+pub fn map(fd: c_int, len: usize) -> Result<*mut u8> {
+    let flags = if fd < 0 {
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE
+    } else {
+        libc::MAP_SHARED
+    };
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    unsafe { syscall!(Sysno::mmap, 0, len, prot, flags, fd, 0) }.map(|p| p as *mut u8)
+}
+
+/// epoll_ctl(2).
+pub fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: Option<&epoll_event>) -> Result<()> {
+    let p = ev.map_or(null(), |e| e as *const epoll_event);
+    // SAFETY: `p` is null (DEL) or a readable epoll_event.
+    unsafe { syscall!(Sysno::epoll_ctl, ep, op, fd, p) }.map(drop)
+}
+
+/// epoll_wait(2) that never waits.
+///
+/// # Safety
+/// `evs` must be writable for `max` events.
+pub unsafe fn epoll_poll(ep: c_int, evs: *mut epoll_event, max: c_int) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::epoll_pwait, ep, evs, max, 0, 0, 8) }
+}
+
+/// Non-waiting poll(2) of one descriptor; returns its revents.
+pub fn poll_now(fd: c_int, events: i16) -> i16 {
+    let mut p = pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: one writable pollfd.
+    match unsafe { syscall!(Sysno::poll, &mut p as *mut pollfd, 1, 0) } {
+        Ok(_) => p.revents,
+        Err(_) => 0,
+    }
+}
+
+/// Non-waiting poll(2) of many descriptors.
+pub fn poll_many(fds: &mut [pollfd]) -> Result<usize> {
+    // SAFETY: a writable slice.
+    unsafe { syscall!(Sysno::poll, fds.as_mut_ptr(), fds.len(), 0) }
+}
+
+/// Inode of a descriptor: identifies the socket behind it.
+pub fn inode(fd: c_int) -> Result<u64> {
+    // SAFETY: an all-zero stat is valid to be overwritten.
+    let mut st: libc::stat = unsafe { zeroed() };
+    // SAFETY: `st` is a writable struct stat.
+    unsafe { syscall!(Sysno::fstat, fd, &mut st as *mut libc::stat) }?;
+    Ok(st.st_ino)
+}
+
+/// Kernel thread id.
+pub fn gettid() -> u32 {
+    // SAFETY: touches no memory.
+    unsafe { syscall!(Sysno::gettid) }.unwrap_or(0) as u32
+}
+
+/// Process id, asked of the kernel (a cached one would be wrong after a raw fork).
+pub fn getpid() -> u32 {
+    // SAFETY: touches no memory.
+    unsafe { syscall!(Sysno::getpid) }.unwrap_or(0) as u32
+}
+
+/// Whether thread `tid` of this process exists.
+pub fn thread_alive(tid: u32) -> bool {
+    // SAFETY: signal 0 only checks.
+    let r = unsafe { syscall!(Sysno::tgkill, getpid(), tid, 0) };
+    r != Err(Errno::ESRCH)
+}
+
+/// Sends `sig` to the calling thread.
+pub fn raise_thread(sig: c_int) {
+    // SAFETY: touches no memory.
+    let _ = unsafe { syscall!(Sysno::tgkill, getpid(), gettid(), sig) };
+}
+
+/// Waits while `*word == expect`, at most `ms` milliseconds.
+pub fn futex_wait(word: &core::sync::atomic::AtomicU32, expect: u32, ms: u32) {
+    let ts = timespec {
+        tv_sec: i64::from(ms / 1000),
+        tv_nsec: i64::from(ms % 1000) * 1_000_000,
+    };
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word lives as long as the borrow; the timeout is only read.
+    let _ = unsafe {
+        syscall!(
+            Sysno::futex,
+            word.as_ptr(),
+            op,
+            expect,
+            &ts as *const timespec
+        )
+    };
+}
+
+/// Wakes one waiter of `word`.
+pub fn futex_wake(word: &core::sync::atomic::AtomicU32) {
+    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: as in `futex_wait`.
+    let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), op, 1) };
+}
+
+/// Lets another runnable thread have the core.
+pub fn sched_yield() {
+    // SAFETY: touches no memory.
+    let _ = unsafe { syscall!(Sysno::sched_yield) };
+}
+
+/// Sleeps for `us` microseconds, or less when a signal comes.
+pub fn sleep_us(us: u64) {
+    let ts = timespec {
+        tv_sec: (us / 1_000_000) as i64,
+        tv_nsec: (us % 1_000_000 * 1000) as i64,
+    };
+    // SAFETY: the timespec is only read.
+    let _ = unsafe { syscall!(Sysno::nanosleep, &ts as *const timespec, 0) };
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC (vDSO: no system call).
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut ts = timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: clock_gettime is not interposed and writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// Moves a private descriptor to a high number, out of the way of programs that count on low ones.
+/// Takes the descriptor as it is when there is no higher number to be had.
+pub fn move_high(fd: c_int) -> c_int {
+    let mut lim = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: prlimit64 writes one rlimit.
+    let got = unsafe {
+        syscall!(
+            Sysno::prlimit64,
+            0,
+            libc::RLIMIT_NOFILE,
+            0,
+            &mut lim as *mut libc::rlimit
+        )
+    };
+    let top = if got.is_ok() {
+        lim.rlim_cur.min(1 << 16) as usize
+    } else {
+        1024
+    };
+    for base in [top.saturating_sub(top / 4), top / 2] {
+        if let Ok(new) = fcntl(fd, libc::F_DUPFD_CLOEXEC, base) {
+            close(fd);
+            return new;
+        }
+    }
+    fd
+}
+
+static PPOLL: AtomicUsize = AtomicUsize::new(0);
+static EPOLL_PWAIT: AtomicUsize = AtomicUsize::new(0);
+
+fn next_symbol(cache: &AtomicUsize, name: &core::ffi::CStr) -> usize {
+    let known = cache.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: dlsym with a NUL-terminated name; RTLD_NEXT skips our own hook of that name.
+    let p = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize;
+    cache.store(p, Relaxed);
+    p
+}
+
+/// libc's ppoll(2): a cancellation point. `None` waits for ever.
+pub fn ppoll(
+    fds: &mut [pollfd],
+    timeout: Option<timespec>,
+    mask: Option<&sigset_t>,
+) -> Result<usize> {
+    type F =
+        unsafe extern "C" fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t) -> c_int;
+    let ts = timeout.as_ref().map_or(null(), |t| t as *const timespec);
+    let mask = mask.map_or(null(), |m| m as *const sigset_t);
+    let p = next_symbol(&PPOLL, c"ppoll");
+    let before = errno();
+    // SAFETY: the symbol has this type; the slice, timeout and mask are valid for the call.
+    let r =
+        unsafe { core::mem::transmute::<usize, F>(p)(fds.as_mut_ptr(), fds.len() as _, ts, mask) };
+    outcome(r, before)
+}
+
+/// libc's epoll_pwait(2) with a timeout in milliseconds: a cancellation point.
+///
+/// # Safety
+/// `evs` must be writable for `max` events, `mask` null or valid.
+pub unsafe fn epoll_pwait(
+    ep: c_int,
+    evs: *mut epoll_event,
+    max: c_int,
+    ms: c_int,
+    mask: *const sigset_t,
+) -> Result<usize> {
+    type F = unsafe extern "C" fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
+    let p = next_symbol(&EPOLL_PWAIT, c"epoll_pwait");
+    let before = errno();
+    // SAFETY: the symbol has this type; the rest is promised by the caller.
+    let r = unsafe { core::mem::transmute::<usize, F>(p)(ep, evs, max, ms, mask) };
+    outcome(r, before)
+}
+
+fn outcome(r: c_int, errno_before: c_int) -> Result<usize> {
+    if r >= 0 {
+        return Ok(r as usize);
+    }
+    let e = Errno::new(errno());
+    set_errno(Errno::new(errno_before));
+    Err(e)
+}
+
+/// A null pointer for calls whose address arguments are not wanted.
+pub const NULL: *mut c_void = null_mut();
