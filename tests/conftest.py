@@ -1,0 +1,92 @@
+"""Fixtures of the end-to-end tests. harness/settings.py lists the environment variables that steer a run.
+
+Everything runs on 127.0.0.1, in processes that the tests start and end themselves; each test has a runtime directory of
+its own. A test fails when one of its programs crashed, whatever else happened.
+"""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from harness import build, settings, world  # noqa: E402  (needs the path)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than about ten seconds")
+
+
+def pytest_report_header():
+    mode = "plain (nothing is preloaded)" if settings.PLAIN else f"preloading {settings.LIBRARY}"
+    return [f"xsmc: {mode}, scale {settings.SCALE:g}, seed {settings.SEED}"]
+
+
+def pytest_terminal_summary(terminalreporter):
+    for report in terminalreporter.stats.get("skipped", []):
+        where = report.nodeid
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        terminalreporter.write_line(f"not run: {where}: {why}")
+    if settings.PLAIN:
+        terminalreporter.write_line("plain mode: what concerns RMBs and reasons was not asserted")
+
+
+@pytest.fixture
+def make_world(tmp_path, request):
+    """Makes worlds with a chosen upgrade mode; see harness/world.py."""
+    made = []
+
+    def make(upgrade="default", **options):
+        directory = tmp_path / f"world{len(made)}"
+        directory.mkdir()
+        made.append(world.World(directory, upgrade, **options))
+        return made[-1]
+
+    yield make
+    wrong = [problem for one in made for problem in one.close()]
+    failed = getattr(request.node, "failed", False)
+    if not failed:
+        shutil.rmtree(tmp_path, ignore_errors=True)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(params=["default", "eager"])
+def xsmc(request, make_world):
+    """A world, once with the default upgrade policy and once with eager upgrades."""
+    return make_world(request.param)
+
+
+@pytest.fixture
+def eager(make_world):
+    """A world with eager upgrades."""
+    return make_world("eager")
+
+
+@pytest.fixture
+def port():
+    return world.free_port()
+
+
+@pytest.fixture
+def program():
+    """program("name") builds and gives tests/programs/name.c."""
+    return build.program
+
+
+@pytest.fixture
+def need():
+    """need("redis-server", ...) skips the test, with a reason, where a program is missing."""
+    def check(*names):
+        missing = [name for name in names if not shutil.which(name)]
+        if missing:
+            pytest.skip(f"not installed: {', '.join(missing)}")
+    return check
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.failed:
+        item.failed = True
