@@ -253,6 +253,7 @@ def test_I9_wrong_arguments(t):
     assert libc.epoll_wait(c.fileno(), buffer, 1, 0) == -1 and ctypes.get_errno() == errno.EINVAL
     assert libc.epoll_ctl(c.fileno(), 1, reader, buffer) == -1 and ctypes.get_errno() == errno.EINVAL
     fails(errno.EINVAL, epoll.register, epoll.fileno(), EPOLLIN)
+    fresh = socket.socket()
     number_of_sets = c.fileno() + 1
     file = os.memfd_create("file")
     fails(errno.EPERM, epoll.register, file, EPOLLIN)
@@ -265,7 +266,7 @@ def test_I9_wrong_arguments(t):
                  lambda: libc.select(number_of_sets, None, bad, None, None),
                  lambda: libc.pselect(number_of_sets, bad, None, None, None, None),
                  lambda: libc.epoll_wait(epoll.fileno(), bad, 1, 0), lambda: libc.epoll_ctl(epoll.fileno(), 3, c.fileno(), bad),
-                 lambda: libc.connect(socket.socket().fileno(), bad, 16), lambda: libc.sendmmsg(c.fileno(), bad, 1, 0),
+                 lambda: libc.connect(fresh.fileno(), bad, 16), lambda: libc.sendmmsg(c.fileno(), bad, 1, 0),
                  lambda: libc.recvmmsg(c.fileno(), bad, 1, 0, None), lambda: libc.getpeername(c.fileno(), bad, bad),
                  lambda: libc.setsockopt(c.fileno(), 1, 9, bad, 4), lambda: libc.ioctl(c.fileno(), FIONREAD, bad)):
         value = call()
