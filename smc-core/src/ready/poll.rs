@@ -304,7 +304,8 @@ pub unsafe fn select(
     real: impl FnOnce() -> i32,
 ) -> i32 {
     let n = usize::try_from(nfds).unwrap_or(0).min(libc::FD_SETSIZE);
-    if n == 0 || nfds as usize > libc::FD_SETSIZE {
+    let bad = |s: *mut fd_set| !s.is_null() && (s as usize) < 4096;
+    if n == 0 || nfds as usize > libc::FD_SETSIZE || bad(r) || bad(w) || bad(x) {
         return real();
     }
     // SAFETY: null or sets of at least `nfds` bits.

@@ -31,7 +31,11 @@ pub unsafe fn epoll_wait(
     let limit =
         unsafe { timeout.as_ref() }.map(|t| t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64);
     let mut deadline = None;
-    if !set.touched() || max <= 0 {
+    if (evs as usize) < 4096 && max > 0 && set.touched() && set.peek() {
+        sys::set_errno(Errno::EFAULT);
+        return -1;
+    }
+    if !set.touched() || max <= 0 || (evs as usize) < 4096 {
         let started = if limit.is_some_and(|l| l > 0) {
             sys::now_ns()
         } else {
