@@ -17,7 +17,8 @@ from harness.net import *
 
 FILTERED = [sys.executable, "-B", str(pathlib.Path(__file__).parent / "programs" / "filtered.py")]
 OTHER_NAMESPACES = ["unshare", "--mount", "--ipc", "--pid", "--uts", "--fork", "--kill-child", "sh", "-c",
-                    'mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp && exec "$@"', "sh"]
+                    'mount -t tmpfs none /dev/shm && mount --bind "$0" /mnt && mount -t tmpfs none /tmp && mkdir -p "$0" '
+                    '&& mount --move /mnt "$0" && exec "$@"', os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 OTHER_PIDS = ["unshare", "--ipc", "--pid", "--uts", "--fork", "--kill-child"]
 
 
