@@ -16,6 +16,7 @@ from harness.status import nodes
 MESSAGES = scaled(6000)
 BULK = scaled(170_000_000)
 FLIPS = [None, 50, 1000]
+HOLD = ["--hold", 300]  # milliseconds in which the status shows the whole of it
 _seeds = itertools.count(settings.SEED)
 
 
@@ -41,7 +42,7 @@ def _finish(world, watch, flip, share):
 def _pair(world, integrity, mode, flip, share, *options):
     seed = next(_seeds)
     env = {"XSMC_TEST_FLIP_US": flip}
-    common = [*options, "--seed", seed, "--timeout", _seconds()]
+    common = [*options, *HOLD, "--seed", seed, "--timeout", _seconds()]
     with world.watch(0.05) as watch:
         server = world.start([integrity, mode, "--role", "server", *common], env=env)
         port = server.wait_line("port ")
@@ -52,7 +53,7 @@ def _pair(world, integrity, mode, flip, share, *options):
 
 def _self(world, integrity, mode, flip, share, *options):
     with world.watch(0.05) as watch:
-        process = world.start([integrity, mode, "--role", "self", *options, "--seed", next(_seeds), "--timeout", _seconds()],
+        process = world.start([integrity, mode, "--role", "self", *options, *HOLD, "--seed", next(_seeds), "--timeout", _seconds()],
                               env={"XSMC_TEST_FLIP_US": flip})
         _wait(world, process)
     _finish(world, watch, flip, share)

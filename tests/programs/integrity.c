@@ -4,10 +4,11 @@
  *
  *   integrity pingpong  --role server|client|self  --io block|epoll|vec  --count N [--max BYTES]
  *   integrity bulk      --role server|client|self  --bytes N        (N bytes each way at once)
- *   common:             [--seed S] [--port P] [--timeout SECONDS] [--quiet]
+ *   common:             [--seed S] [--port P] [--timeout SECONDS] [--hold MILLISECONDS] [--quiet]
  *
  * A server prints "port P" when it listens (P = 0: any port) and takes one connection. "self" holds both ends in one
- * process, for pingpong in one single thread. The last line on success is "ok ..."; any failure prints the seed, the
+ * process, for pingpong in one single thread. --hold keeps the connection open for a while after the last byte, so that
+ * somebody who looks at it from outside sees all of it. The last line on success is "ok ..."; any failure prints the seed, the
  * place and what was wrong, and exits with 1. A watchdog thread prints the progress and exits with 3 on a time-out.
  */
 #define _GNU_SOURCE
@@ -36,6 +37,7 @@ enum io { IO_BLOCK, IO_EPOLL, IO_VEC };
 
 static uint64_t seed = 1;
 static const char *role = "self", *mode = "";
+static unsigned hold_ms;
 
 static void die(const char *format, ...)
 {
@@ -316,6 +318,15 @@ static size_t message_size(uint64_t index, int reply, size_t max)
 
 /* ---- modes ---------------------------------------------------------------------------------------------------- */
 
+/* The end of the sending: holds the connection open first, where that is asked for. */
+static void end_sending(struct end *e)
+{
+    e->doing = "hold";
+    usleep(hold_ms * 1000);
+    if (shutdown(e->fd, SHUT_WR) != 0)
+        die("%s: shutdown: %s", e->name, strerror(errno));
+}
+
 static void expect_end(struct end *e)
 {
     unsigned char byte;
@@ -354,8 +365,7 @@ static void pingpong(struct end *e, int is_server, uint64_t count, size_t max)
         }
         e->messages++;
     }
-    if (shutdown(e->fd, SHUT_WR) != 0)
-        die("%s: shutdown: %s", e->name, strerror(errno));
+    end_sending(e);
     expect_end(e);
 }
 
@@ -421,8 +431,7 @@ static void *bulk_sender(void *arg)
             done += give(e, n, len - done);
         }
     }
-    if (shutdown(e->fd, SHUT_WR) != 0)
-        die("%s: shutdown: %s", e->name, strerror(errno));
+    end_sending(e);
     free(data);
     return NULL;
 }
@@ -539,6 +548,8 @@ int main(int argc, char **argv)
             seed = strtoull(value, NULL, 0);
         else if (!strcmp(argv[i - 1], "--port"))
             port = atoi(value);
+        else if (!strcmp(argv[i - 1], "--hold"))
+            hold_ms = (unsigned)atoi(value);
         else if (!strcmp(argv[i - 1], "--timeout"))
             timeout = atoi(value);
         else
@@ -579,9 +590,9 @@ int main(int argc, char **argv)
                 carry(far, near, message_size(i, 1, max));
                 near->messages++, far->messages++;
             }
-            shutdown(near->fd, SHUT_WR);
+            end_sending(near);
             expect_end(far);
-            shutdown(far->fd, SHUT_WR);
+            end_sending(far);
             expect_end(near);
         } else {
             pingpong(near, is_server, count, max);
