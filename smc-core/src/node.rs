@@ -110,6 +110,14 @@ impl Link {
         }
     }
 
+    /// Our connection at `slot`, if there is one; any number may be asked for.
+    #[inline]
+    pub fn sock(&self, slot: u32) -> Option<&'static Sock> {
+        let s = self.slots.get(slot as usize)?.load(Acquire);
+        // SAFETY: null, or a stream of the type-stable pool.
+        unsafe { s.as_ref() }
+    }
+
     /// Connection block of a slot.
     #[inline]
     pub fn block(&self, slot: u32) -> &ConnBlock {
@@ -396,8 +404,8 @@ fn dispatch_slow(p: &'static BellPage) {
             return;
         };
         l.seg().pending[(l.side.load(Relaxed) & 1) as usize].drain(|slot| {
-            // SAFETY: connections are type-stable; a stale one ignores the event.
-            if let Some(s) = unsafe { l.slots[slot as usize].load(Acquire).as_ref() } {
+            // A stale one ignores the event.
+            if let Some(s) = l.sock(slot) {
                 s.on_event();
             }
         });

@@ -7,10 +7,10 @@
 //! functions are cancellation points.
 
 use core::mem::{MaybeUninit, size_of, zeroed};
-use core::ptr::{NonNull, null, null_mut};
+use core::ptr::{NonNull, null};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use libc::{c_int, c_void, epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
+use libc::{c_int, epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
 use syscalls::{Sysno, syscall};
 
 pub use syscalls::Errno;
@@ -18,8 +18,8 @@ pub use syscalls::Errno;
 /// Result of a system call.
 pub type Result<T> = core::result::Result<T, Errno>;
 
-/// Flags of [`pread`]-free descriptor creation: what every private descriptor carries.
-pub const EFD_FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+/// Flags of the eventfds made here.
+const EFD_FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
 
 /// Sets the calling thread's `errno`.
 #[inline]
@@ -511,6 +511,3 @@ fn outcome(r: c_int, errno_before: c_int) -> Result<usize> {
     set_errno(Errno::new(errno_before));
     Err(e)
 }
-
-/// A null pointer for calls whose address arguments are not wanted.
-pub const NULL: *mut c_void = null_mut();

@@ -152,8 +152,7 @@ pub fn recall(asks: &Sock, link: &'static Link, slot: u32, at: u64) -> u32 {
     // SAFETY: null or an object of the type-stable pool.
     if let Some(twin) = unsafe { link.twin.load(Acquire).as_ref() } {
         // Both ends are in this process: the engine may be the one that asks.
-        // SAFETY: streams are type-stable.
-        if let Some(s) = unsafe { twin.slots[slot as usize].load(Acquire).as_ref() } {
+        if let Some(s) = twin.sock(slot) {
             s.recalled(at);
         }
         asks.rx.recall_done.store(ticket, SeqCst);
@@ -186,8 +185,7 @@ pub fn ask_recall(s: &Sock) {
         return;
     };
     // Both ends are in this process: the engine may be the one that asks.
-    // SAFETY: streams are type-stable.
-    if let Some(other) = unsafe { twin.slots[slot as usize].load(Acquire).as_ref() } {
+    if let Some(other) = twin.sock(slot) {
         other.downgrade_rx().finish();
     }
 }

@@ -269,8 +269,7 @@ impl Engine {
                 if slot >= SLOTS {
                     return false;
                 }
-                // SAFETY: streams are type-stable.
-                if let Some(s) = unsafe { p.link.slots[slot as usize].load(Acquire).as_ref() } {
+                if let Some(s) = p.link.sock(slot) {
                     s.recalled(at);
                 }
                 ipc::send(
@@ -290,28 +289,16 @@ impl Engine {
             | Message::Nack {
                 slot, generation, ..
             } => {
-                // SAFETY: streams are type-stable.
-                let s = p
-                    .link
-                    .slots
-                    .get(slot as usize)
-                    .map(|s| unsafe { s.load(Acquire).as_ref() });
-                if let Some(Some(s)) = s {
+                if let Some(s) = p.link.sock(slot) {
                     s.rx.recall_done.store(generation, SeqCst);
                 }
                 true
             }
             Message::Downgrade { slot, .. } => {
-                // SAFETY: streams are type-stable.
-                let s = p
-                    .link
-                    .slots
-                    .get(slot as usize)
-                    .map(|s| unsafe { s.load(Acquire).as_ref() });
-                if let Some(Some(s)) = s {
+                if let Some(s) = p.link.sock(slot) {
                     self.leaving.push((s.downgrade_rx(), -1));
                 }
-                s.is_some()
+                slot < SLOTS
             }
             Message::Ping { seq } => ipc::send(p.fd, &Message::Pong { seq }, &[]).is_ok(),
             Message::Pong { .. } => true,

@@ -87,7 +87,7 @@ impl Sock {
                 }
                 // MSG_WAITALL, and gone back to plain TCP in the middle.
                 // SAFETY: promised by the caller.
-                match unsafe { self.recv_rest(fd, iov, done, total, flags) } {
+                match unsafe { self.plain_rest(false, fd, iov, done, total, flags) } {
                     Ok(n) if n > 0 => done += n,
                     Err(Errno::ESTALE) => continue,
                     _ => return Ok(done),
@@ -108,7 +108,7 @@ impl Sock {
                     if !all || nonblock || n >= most {
                         return Ok(n);
                     }
-                    match wait.sleep_for_more(n) {
+                    match wait.sleep_for_more() {
                         Ok(()) => continue,
                         Err(_) => return Ok(n),
                     }
@@ -128,32 +128,6 @@ impl Sock {
                 Err(e) => return Err(e),
             }
         }
-    }
-
-    /// One plain receive of what is left.
-    ///
-    /// # Safety
-    /// The list must describe writable memory.
-    unsafe fn recv_rest(
-        &self,
-        fd: i32,
-        iov: &[iovec],
-        skip: usize,
-        total: usize,
-        flags: i32,
-    ) -> Result<usize> {
-        self.plain_rx.fetch_add(1, SeqCst);
-        let (list, n) = sub_list(iov, skip, total - skip);
-        let r = if self.managed() {
-            // Upgraded again: not this way.
-            Err(Errno::ESTALE)
-        } else {
-            // SAFETY: part of the caller's list.
-            unsafe { sys::recv(fd, &list[..n], flags) }
-        };
-        self.count_plain(false, r.unwrap_or(0) as u64);
-        self.plain_rx.fetch_sub(1, SeqCst);
-        r
     }
 
     /// Takes what is there, on both sides of a switch if it comes to one: a program that gets less than

@@ -54,7 +54,7 @@ impl Sock {
                 }
                 // Gone back to plain TCP in the middle: the rest goes the kernel's way.
                 // SAFETY: promised by the caller.
-                match unsafe { self.send_rest(fd, iov, done, total, flags) } {
+                match unsafe { self.plain_rest(true, fd, iov, done, total, flags) } {
                     Ok(n) => done += n,
                     Err(Errno::ESTALE) => continue,
                     Err(_) => return Ok(done),
@@ -88,29 +88,32 @@ impl Sock {
         }
     }
 
-    /// One plain send of what is left.
+    /// One plain call for what is left of a managed one, counted as any plain call. `Err(ESTALE)`: the
+    /// connection is managed again.
     ///
     /// # Safety
-    /// The list must describe readable memory.
-    unsafe fn send_rest(
+    /// The list must describe readable memory to send (`tx`), writable memory to receive.
+    pub(super) unsafe fn plain_rest(
         &self,
+        tx: bool,
         fd: i32,
         iov: &[iovec],
         skip: usize,
         total: usize,
         flags: i32,
     ) -> Result<usize> {
-        self.plain_tx.fetch_add(1, SeqCst);
+        let inside = if tx { &self.plain_tx } else { &self.plain_rx };
+        inside.fetch_add(1, SeqCst);
         let (list, n) = sub_list(iov, skip, total - skip);
-        let r = if self.managed() {
-            // Upgraded again: not this way.
-            Err(Errno::ESTALE)
-        } else {
+        let r = match tx {
+            _ if self.managed() => Err(Errno::ESTALE),
             // SAFETY: part of the caller's list.
-            unsafe { sys::send(fd, &list[..n], flags | MSG_NOSIGNAL) }
+            true => unsafe { sys::send(fd, &list[..n], flags | MSG_NOSIGNAL) },
+            // SAFETY: part of the caller's list.
+            false => unsafe { sys::recv(fd, &list[..n], flags) },
         };
-        self.count_plain(true, r.unwrap_or(0) as u64);
-        self.plain_tx.fetch_sub(1, SeqCst);
+        self.count_plain(tx, r.unwrap_or(0) as u64);
+        inside.fetch_sub(1, SeqCst);
         r
     }
 

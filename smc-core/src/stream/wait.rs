@@ -81,8 +81,8 @@ impl<'a> Wait<'a> {
         r
     }
 
-    /// As [`Wait::sleep`], for a peek that wants more than the `have` bytes there are.
-    pub(super) fn sleep_for_more(&mut self, _have: usize) -> Result<()> {
+    /// As [`Wait::sleep`], for a peek that wants more bytes than there are.
+    pub(super) fn sleep_for_more(&mut self) -> Result<()> {
         let start = sys::now_ns();
         let deadline = self.deadline(start);
         if deadline.is_some_and(|d| d <= start) || self.sock.ended() {
