@@ -331,10 +331,10 @@ mod tests {
              \x20   program redis-* or keydb\n\
              \x20   uid 7\n\
              \x20   accepted on :6379, or connected to 10.0.0.0/8\n\
-             \x20   rmb 1MiB, spin 50 us, upgrade after 16 calls or 32KiB\n\
+             \x20   rmb 1MiB, spin 50 us, upgrade after 16 calls or 32KiB, idle after 60000 ms\n\
              \x20 rule 2 (line 9): tcp\n\
              \x20 all others: smc\n\
-             \x20   rmb 256KiB, spin 50 us, upgrade after 16 calls or 32KiB\n"
+             \x20   rmb 256KiB, spin 50 us, upgrade after 16 calls or 32KiB, idle after 60000 ms\n"
         );
     }
 
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(
             explained("/usr/bin/redis-server", "127.0.0.1:6379"),
             "smc, by rule 1 \"cache\" (line 1)\n  rmb 1MiB, spin 50 us, upgrade after 16 calls or \
-             32KiB\n"
+             32KiB, idle after 60000 ms\n"
         );
         assert_eq!(
             explained("/usr/bin/nginx", "127.0.0.1:6379"),

@@ -5,9 +5,10 @@
 //!
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
-//!   them; `ipc`: their sockets;
+//!   them; `idle`: those that give their buffers back; `ipc`: links' sockets;
 //!   `status`: the answer to `smctl status`.
 
+mod idle;
 mod ipc;
 mod link;
 mod open;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::peer::{Slot, reset_block, wire};
-use super::run::Engine;
+use super::run::{Engine, Then};
 use super::{COUNTERS, ipc};
 use crate::fabric::mapping;
 use crate::fabric::shm::{BELL_PAGE_LEN, BELLS, SLOTS, TX_CLOSED};
@@ -296,7 +296,15 @@ impl Engine {
             }
             Message::Downgrade { slot, .. } => {
                 if let Some(s) = p.link.sock(slot) {
-                    self.leaving.push((s.downgrade_rx(), -1));
+                    self.leaving.push((s.downgrade_rx(), Then::Stay));
+                }
+                slot < SLOTS
+            }
+            Message::Left { slot } => {
+                if let Some(s) = p.link.sock(slot) {
+                    self.follow(s);
+                } else {
+                    p.tidy();
                 }
                 slot < SLOTS
             }

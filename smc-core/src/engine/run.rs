@@ -68,6 +68,16 @@ fn main() {
     }
 }
 
+/// What follows a downgrade that the engine has started.
+pub(super) enum Then {
+    /// Nothing.
+    Stay,
+    /// An answer on this socket: another process of our end waits for it.
+    Answer(i32),
+    /// The connection leaves its link: it is idle.
+    Leave,
+}
+
 /// The engine thread's state.
 pub(super) struct Engine {
     pub(super) shared: &'static Shared,
@@ -77,8 +87,10 @@ pub(super) struct Engine {
     listener: i32,
     pub(super) peers: Vec<Option<Box<Peer>>>,
     pub(super) incoming: Vec<Option<Incoming>>,
-    /// Downgrades that peers of our end asked for; the socket to answer on.
-    pub(super) leaving: Vec<(Downgrade, i32)>,
+    /// Downgrades in progress, and what is to follow.
+    pub(super) leaving: Vec<(Downgrade, Then)>,
+    /// When to look for idle connections, ns.
+    pub(super) idle_look: Option<u64>,
     flip_us: u64,
     flips: u64,
     pub(super) started_ms: u64,
@@ -158,6 +170,7 @@ impl Engine {
             peers: Vec::new(),
             incoming: Vec::new(),
             leaving: Vec::new(),
+            idle_look: None,
             flip_us,
             flips: 0,
             started_ms,
@@ -198,7 +211,10 @@ impl Engine {
             self.work();
             self.leave();
             self.flip();
-            next = self.tend_links();
+            next = match (self.tend_links(), self.tend_idle()) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
         }
     }
 
@@ -334,10 +350,9 @@ impl Engine {
             return s.pin(decision.reason.unwrap_or(Reason::PolicyTcp));
         }
         let t = decision.tunables;
-        let moved = s.tx.tcp.load(Relaxed) + s.rx.tcp.load(Relaxed);
-        if s.ops.load(Relaxed) < t.upgrade_after_ops && moved < t.upgrade_after_bytes {
-            s.after_ops.store(t.upgrade_after_ops, Relaxed);
-            s.after_bytes.store(t.upgrade_after_bytes, Relaxed);
+        s.set_idle_after(u64::from(t.idle_ms) * 1_000_000);
+        if s.ops.load(Relaxed) < t.upgrade_after_ops && s.earned() < t.upgrade_after_bytes {
+            s.set_thresholds(t.upgrade_after_ops, t.upgrade_after_bytes);
             return;
         }
         if state == PLAIN && !self.publish(s, generation, endpoint) {
@@ -428,18 +443,25 @@ impl Engine {
             return;
         };
         self.unpublish(s);
-        self.leaving.push((s.downgrade(Some(reason)), answer));
+        self.leaving
+            .push((s.downgrade(Some(reason)), Then::Answer(answer)));
     }
 
     fn leave(&mut self) {
         let mut i = 0;
         while i < self.leaving.len() {
-            if self.leaving[i].0.done().is_some() {
-                let (d, answer) = self.leaving.swap_remove(i);
-                d.finish();
-                answer_pin(answer);
-            } else {
+            let Some(on_tcp) = self.leaving[i].0.done() else {
                 i += 1;
+                continue;
+            };
+            let (d, then) = self.leaving.swap_remove(i);
+            match then {
+                Then::Stay => d.finish(),
+                Then::Answer(fd) => {
+                    d.finish();
+                    answer_pin(fd);
+                }
+                Then::Leave => self.rest(d, on_tcp),
             }
         }
     }
@@ -465,7 +487,7 @@ impl Engine {
             }
             let s = managed[(self.flips >> 33) as usize % managed.len()];
             if self.flips >> 60 == 0 && self.leaving.is_empty() {
-                self.leaving.push((s.downgrade_here(None), -1));
+                self.leaving.push((s.downgrade_here(None), Then::Stay));
             } else {
                 s.flip();
             }
@@ -475,8 +497,9 @@ impl Engine {
     /// Finishes an attachment.
     pub(super) fn attached(&mut self, s: &'static Sock) {
         s.attached();
+        self.watch_idle(s);
         if let Some(r) = s.cant_serve() {
-            self.leaving.push((s.downgrade_here(Some(r)), -1));
+            self.leaving.push((s.downgrade_here(Some(r)), Then::Stay));
         }
     }
 }
@@ -486,15 +509,13 @@ fn index_of(s: &Sock) -> u32 {
 }
 
 fn answer_pin(fd: i32) {
-    if fd >= 0 {
-        let done = crate::negotiate::Message::Done {
-            slot: 0,
-            generation: 0,
-            what: 0,
-        };
-        let _ = ipc::send(fd, &done, &[]);
-        fds::close_private(fd);
-    }
+    let done = crate::negotiate::Message::Done {
+        slot: 0,
+        generation: 0,
+        what: 0,
+    };
+    let _ = ipc::send(fd, &done, &[]);
+    fds::close_private(fd);
 }
 
 fn watch(ep: i32, fd: i32, events: i32, data: u64) -> sys::Result<()> {

@@ -8,7 +8,8 @@
 //!
 //! The fields follow in the order in which the [`Message`] variant declares them, without padding. Parts:
 //! an endpoint is netns u64, local 16, peer 16, local port u16, peer port u16 (44 bytes); an RMB token is chunk,
-//! offset, size, each u32 (12 bytes). Any change of a layout needs a new [`VERSION`].
+//! offset, size, each u32 (12 bytes). Any change of a layout, and any new type, needs a new
+//! [`VERSION`].
 //!
 //! Decoding checks the exact length, and the range of each field that has one without knowing the link. Whether a
 //! slot, a chunk or a generation exists is for the receiver. Descriptors travel beside the bytes (SCM_RIGHTS);
@@ -21,7 +22,7 @@ use super::runtime::NodeId;
 mod tests;
 
 /// Version of the layouts. Nodes of different versions don't link.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// No message is longer than this, in bytes.
 pub const MAX: usize = 128;
 /// Smallest RMB, in bytes.
@@ -133,6 +134,11 @@ pub enum Message {
         generation: u32,
         /// Stream offset in bytes.
         at: u64,
+    },
+    /// The sender's end, which was idle, has left its slot. The receiver's does the same if it can.
+    Left {
+        /// Slot of the link.
+        slot: u32,
     },
     /// Refuses what a message about a slot asked for.
     Nack {
@@ -405,6 +411,7 @@ impl Message {
                 w.u32(*generation);
                 w.u64(*at);
             }
+            Message::Left { slot } => w.u32(*slot),
             Message::Ping { seq } | Message::Pong { seq } => w.u32(*seq),
             Message::PinEnd { endpoint, reason } => {
                 w.endpoint(endpoint);
@@ -490,6 +497,7 @@ impl Message {
                 endpoint: r.endpoint()?,
                 reason: r.u8()?,
             },
+            15 => Message::Left { slot: r.u32()? },
             other => return Err(DecodeError::Type(other)),
         };
         if r.rest.is_empty() {
@@ -515,6 +523,7 @@ impl Message {
             Message::Ping { .. } => 12,
             Message::Pong { .. } => 13,
             Message::PinEnd { .. } => 14,
+            Message::Left { .. } => 15,
         }
     }
 }

@@ -149,6 +149,25 @@ impl Upgrade {
     }
 }
 
+/// Reads `XSMC_IDLE_MS`; unset or empty is `None`, and so is, with a warning, what is no such number.
+fn idle_from_env() -> Option<u32> {
+    let word = crate::env::get("XSMC_IDLE_MS").filter(|word| !word.is_empty())?;
+    let idle_ms = word.to_str().and_then(parse_idle_ms);
+    if idle_ms.is_none() {
+        warning(format_args!(
+            "XSMC_IDLE_MS={word:?} is ignored; use a number from 0 to {}",
+            rule::limits::IDLE_MS_MAX
+        ));
+    }
+    idle_ms
+}
+
+/// Milliseconds in the range of [`Tunables::idle_ms`].
+fn parse_idle_ms(word: &str) -> Option<u32> {
+    let ms = word.parse::<u32>().ok()?;
+    (u64::from(ms) <= rule::limits::IDLE_MS_MAX).then_some(ms)
+}
+
 /// Where a policy comes from.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Source {
@@ -168,6 +187,8 @@ pub struct Policy {
     default_action: Action,
     defaults: Tunables,
     upgrade: Upgrade,
+    /// The environment's word on `idle_ms`.
+    idle_ms: Option<u32>,
 }
 
 /// What the policy says about one connection.
@@ -192,6 +213,7 @@ impl Default for Policy {
             default_action: Action::Smc,
             defaults: Tunables::default(),
             upgrade: Upgrade::Default,
+            idle_ms: None,
         }
     }
 }
@@ -208,7 +230,7 @@ impl Policy {
                 Policy::broken(error)
             }
         };
-        policy.with_upgrade(upgrade)
+        policy.with_upgrade(upgrade).with_idle_ms(idle_from_env())
     }
 
     /// Reads the file `config` (the value of `XSMC_CONFIG`), or the default one when `config` is
@@ -282,6 +304,12 @@ impl Policy {
         self
     }
 
+    /// The same policy with the environment's word on `idle_ms`, if it has one.
+    pub fn with_idle_ms(mut self, idle_ms: Option<u32>) -> Policy {
+        self.idle_ms = idle_ms;
+        self
+    }
+
     /// The same policy without the rules that can't match this process, and without the conditions
     /// that always hold for it. Decisions for `identity` stay the same and get cheaper.
     pub fn narrow(mut self, identity: &Identity) -> Policy {
@@ -302,6 +330,7 @@ impl Policy {
             .find(|r| r.matches_endpoint(endpoint) && r.matches_identity(identity));
         let mut tunables = rule.map_or(self.defaults, |r| r.tunables);
         let mut action = rule.map_or(self.default_action, |r| r.action);
+        tunables.idle_ms = self.idle_ms.unwrap_or(tunables.idle_ms);
         let mut reason = match (action, &self.source) {
             (Action::Smc, _) => None,
             (Action::Tcp, Source::Broken(_)) => Some(Reason::PolicyBroken),

@@ -18,6 +18,7 @@ const DEFAULT_KEYS: &[&str] = &[
     "spin_us",
     "upgrade_after_ops",
     "upgrade_after_bytes",
+    "idle_ms",
 ];
 const RULE_KEYS: &[&str] = &[
     "name",
@@ -31,6 +32,7 @@ const RULE_KEYS: &[&str] = &[
     "spin_us",
     "upgrade_after_ops",
     "upgrade_after_bytes",
+    "idle_ms",
 ];
 
 /// Longest name of a rule in characters.
@@ -342,6 +344,9 @@ impl Reader<'_> {
             } else {
                 tunables.upgrade_after_bytes = bytes;
             }
+        }
+        if let Some(ms) = self.number(table, "idle_ms", 0, limits::IDLE_MS_MAX, "60000") {
+            tunables.idle_ms = ms as u32;
         }
         tunables
     }

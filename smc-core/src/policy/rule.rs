@@ -10,6 +10,8 @@ pub(super) mod limits {
     pub(crate) const RMB_MIN: u64 = 16 << 10;
     pub(crate) const RMB_MAX: u64 = 4 << 20;
     pub(crate) const SPIN_US_MAX: u64 = 1000;
+    /// A day.
+    pub(crate) const IDLE_MS_MAX: u64 = 86_400_000;
 }
 
 /// What a rule decides.
@@ -42,6 +44,8 @@ pub struct Tunables {
     pub upgrade_after_ops: u32,
     /// Bytes moved before an upgrade is tried, 1 or more. Whichever threshold comes first counts.
     pub upgrade_after_bytes: u64,
+    /// Milliseconds without traffic after which a connection gives its RMBs back, up to a day; 0: never.
+    pub idle_ms: u32,
 }
 
 impl Default for Tunables {
@@ -51,6 +55,7 @@ impl Default for Tunables {
             spin_us: 50,
             upgrade_after_ops: 16,
             upgrade_after_bytes: 32 << 10,
+            idle_ms: 60_000,
         }
     }
 }
@@ -68,11 +73,12 @@ impl fmt::Display for Tunables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "rmb {}, spin {} us, upgrade after {} calls or {}",
+            "rmb {}, spin {} us, upgrade after {} calls or {}, idle after {} ms",
             size::format(self.rmb_size.into()),
             self.spin_us,
             self.upgrade_after_ops,
-            size::format(self.upgrade_after_bytes)
+            size::format(self.upgrade_after_bytes),
+            self.idle_ms
         )
     }
 }

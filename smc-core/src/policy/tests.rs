@@ -64,6 +64,7 @@ connect = "10.0.0.0/8"
 action = "smc"
 rmb_size = "1MiB"
 upgrade_after_bytes = 65_536
+idle_ms = 2000
 
 [[rule]]
 uid = 33
@@ -87,11 +88,12 @@ fn full_file() {
             rmb_size: 1 << 20,
             spin_us: 0,
             upgrade_after_ops: 4,
-            upgrade_after_bytes: 65536
+            upgrade_after_bytes: 65536,
+            idle_ms: 2000
         }
     );
     assert_eq!(rule.tunables.rmb_class(), 6);
-    assert_eq!(policy.rules()[1].to_string(), "rule 2 (line 19)");
+    assert_eq!(policy.rules()[1].to_string(), "rule 2 (line 20)");
     assert_eq!(policy.rules()[1].tunables.rmb_size, 65536);
 
     let decision = policy.decide(&redis(), &accepted("127.0.0.1:6380"));
@@ -116,6 +118,7 @@ fn empty_and_default() {
     let t = Tunables::default();
     assert_eq!((t.rmb_size, t.spin_us), (262144, 50));
     assert_eq!((t.upgrade_after_ops, t.upgrade_after_bytes), (16, 32768));
+    assert_eq!(t.idle_ms, 60_000);
     assert_eq!(t.rmb_class(), 4);
 }
 
@@ -221,6 +224,24 @@ fn upgrade_environment() {
 }
 
 #[test]
+fn idle_environment() {
+    let base = policy("[[rule]]\naction = \"smc\"\nidle_ms = 7\n");
+    let idle_ms = |p: &Policy| {
+        p.decide(&redis(), &accepted("127.0.0.1:1"))
+            .tunables
+            .idle_ms
+    };
+    assert_eq!(idle_ms(&base), 7);
+    assert_eq!(idle_ms(&base.clone().with_idle_ms(None)), 7);
+    assert_eq!(idle_ms(&base.with_idle_ms(Some(0))), 0);
+    assert_eq!(parse_idle_ms("250"), Some(250));
+    assert_eq!(parse_idle_ms("86400000"), Some(86_400_000));
+    for word in ["86400001", "-1", "1s", ""] {
+        assert_eq!(parse_idle_ms(word), None, "{word}");
+    }
+}
+
+#[test]
 fn broken_means_tcp() {
     let policy = Policy::broken(PolicyError::of_file("f", "w", "")).with_upgrade(Upgrade::Eager);
     let d = policy.decide(&redis(), &accepted("127.0.0.1:1"));
@@ -240,7 +261,7 @@ fn precise_errors() {
         (
             "[defaults]\n  colour = 1\n",
             "p.toml:2:3: unknown key \"colour\" in [defaults]; known keys there: action, rmb_size, \
-             spin_us, upgrade_after_ops, upgrade_after_bytes",
+             spin_us, upgrade_after_ops, upgrade_after_bytes, idle_ms",
         ),
         (
             "[[rules]]\naction = \"smc\"\n",
@@ -315,6 +336,10 @@ fn precise_errors() {
         (
             "[defaults]\nupgrade_after_ops = 0\n",
             "p.toml:2:21: upgrade_after_ops is out of range; write a number from 1 to 4294967295",
+        ),
+        (
+            "[defaults]\nidle_ms = 86400001\n",
+            "p.toml:2:11: idle_ms is out of range; write a number from 0 to 86400000",
         ),
         (
             "[defaults]\nupgrade_after_bytes = -5\n",

@@ -12,8 +12,9 @@
 //! `plain_rx`) may add to the first as well, and keep their direction on TCP until they end.
 //!
 //! - `tx`: sending; `rx`: receiving; `signals`: what interrupts a sleep; `switch`: evidence, upgrade, downgrade; `wait`: blocking;
-//!   `mask`: readiness.
+//!   `mask`: readiness; `idle`: giving the buffers of an idle connection back.
 
+mod idle;
 mod mask;
 mod rx;
 mod signals;
@@ -194,6 +195,7 @@ pub struct Sock {
     pub after_ops: AtomicU32,
     /// In bytes.
     pub after_bytes: AtomicU64,
+    idle: idle::Idle,
     /// Our entry in the directory while PUBLISHED; under `watch`.
     entry: UnsafeCell<Option<EntryRef>>,
     free: UnsafeCell<u32>,
@@ -280,6 +282,7 @@ impl Sock {
         let (ops, bytes) = engine::thresholds();
         self.after_ops.store(ops, Relaxed);
         self.after_bytes.store(bytes, Relaxed);
+        self.idle.reset();
     }
 
     /// Whether I/O must go through the managed path.
@@ -441,17 +444,22 @@ impl Sock {
     /// Leaves the link when both directions have ended on TCP because the peer left it. Called without
     /// locks; returns whether the connection is plain now.
     pub(crate) fn try_detach(&self) -> bool {
+        self.leave_if(|s| s.peer_left())
+    }
+
+    /// Leaves the link if both directions have ended on TCP and `may` agrees, under the locks. Called
+    /// without locks; returns whether the connection is plain now.
+    fn leave_if(&self, may: impl FnOnce(&Sock) -> bool) -> bool {
         let (Some(_t), Some(_r)) = (self.tx.lock.lock(), self.rx.lock.lock()) else {
             return false;
         };
         if !self.managed() {
             return true;
         }
-        let gone = self.link().is_dead() || self.inc().tx.flags.load(Acquire) & TX_CLOSED != 0;
         let on_tcp = self.tx.switches.load(Relaxed) & 1 == 0
             && self.rx.passed.load(Relaxed) & 1 == 0
             && self.rx.passed.load(Relaxed) == self.inc().tx.switches.load(Acquire);
-        if !gone || !on_tcp || !self.tx.backlog.load(Relaxed).is_null() {
+        if !on_tcp || !may(self) || !self.tx.backlog.load(Relaxed).is_null() {
             return false;
         }
         self.flags.fetch_and(!F_LEFT, Relaxed);

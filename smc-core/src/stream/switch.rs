@@ -461,7 +461,8 @@ impl Downgrade {
         }
     }
 
-    fn current(&self) -> bool {
+    /// Whether the stream is still managed, and the one whose downgrade was started.
+    pub(crate) fn current(&self) -> bool {
         self.sock.managed() && self.sock.generation.load(Relaxed) == self.generation
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use smc_core::fabric::shm::{BELL_PAGE_LEN, BELLS, BellPage, SEGMENT_LEN, SLOTS, Segment};
-use smc_core::negotiate::message::{Greeting, MAX};
+use smc_core::negotiate::message::{Greeting, MAX, VERSION};
 use smc_core::negotiate::{Message, NodeId, RmbToken};
 use smc_core::ring::CHUNK;
 use socket2::Socket;
@@ -92,7 +92,7 @@ fn message(r: &mut Rng, p: &Place) -> Message {
     };
     let (generation, what) = (r.next() as u32, r.next() as u8);
     let endpoint = connect(p.port).1;
-    match r.below(11) {
+    match r.below(12) {
         0 => Message::Open {
             slot,
             endpoint,
@@ -128,7 +128,8 @@ fn message(r: &mut Rng, p: &Place) -> Message {
             endpoint,
             reason: what,
         },
-        9 => Message::Chunk {
+        9 => Message::Left { slot },
+        10 => Message::Chunk {
             index: r.odd(1) as u32,
             len: r.pick(&[CHUNK, 16 << 10, 0, 4096, u32::MAX]),
         },
@@ -195,7 +196,7 @@ pub(crate) fn stranger(r: &mut Rng, p: &Place, s: &Socket) -> (&'static str, The
             ("Hello without a segment", Ends)
         }
         8 => {
-            let version = r.pick(&[0, 2, u16::MAX]);
+            let version = r.pick(&[0, VERSION + 1, u16::MAX]);
             raw(s, &hello(Greeting { version, ..me }, true), &[seg, page]);
             ("Hello of another version", Ends)
         }

@@ -92,6 +92,7 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u32>().prop_map(|seq| Message::Pong { seq }),
         (endpoint(), any::<u8>())
             .prop_map(|(endpoint, reason)| Message::PinEnd { endpoint, reason }),
+        any::<u32>().prop_map(|slot| Message::Left { slot }),
     ]
 }
 
@@ -157,7 +158,7 @@ const SAMPLE_RMB: RmbToken = RmbToken {
     offset: 0x40000,
     size: 0x40000,
 };
-const GREETING: &str = "0100030092100000080706050403020 16e67696e780000000000000000000000";
+const GREETING: &str = "0200030092100000080706050403020 16e67696e780000000000000000000000";
 const ENDPOINT: &str = "2211000000000000 00000000000000000000ffff7f000001 \
     20010db8000000000000000000000005 5000 409c";
 const RMB: &str = "02000000 00000400 00000400";
@@ -276,6 +277,7 @@ fn golden() {
             format!("0e003100 {ENDPOINT} 03"),
             0,
         ),
+        (Message::Left { slot }, "0f000800 07000000".into(), 0),
     ];
     for (message, hex, fds) in all {
         let hex: String = hex.split_whitespace().collect();
@@ -301,9 +303,9 @@ fn bad_fields_are_refused() {
         control: true,
     };
     refused(&hello, 0, &[0], DecodeError::Type(0));
-    refused(&hello, 0, &[15], DecodeError::Type(15));
+    refused(&hello, 0, &[16], DecodeError::Type(16));
     refused(&hello, 1, &[1], field("header"));
-    refused(&hello, 4, &[2, 0], DecodeError::Version(2));
+    refused(&hello, 4, &[3, 0], DecodeError::Version(3));
     refused(&hello, 8, &[0; 4], field("pid"));
     refused(&hello, 8, &[0xff; 4], field("pid"));
     refused(&hello, 12, &[0; 8], field("node"));
