@@ -11,7 +11,7 @@ import pytest
 
 from harness import services, settings
 from harness.settings import scaled
-from harness.status import wait_until
+from harness.status import nodes, wait_until
 from harness.world import python
 
 REDIS = {
@@ -234,3 +234,16 @@ def test_smctl_run(eager, need):
                               check=False)
     assert done.returncode == 0 and "requests per second" in done.stdout, done
     eager.assert_rmb(watch)
+
+
+def test_shown_names(eager, program):
+    """Status and the peer's greeting show the name by which a program was started, not that of the file behind a link."""
+    link = eager.tmp / "named-by-link"
+    link.symlink_to(program("integrity"))
+    common = ["pingpong", "--count", 500, "--hold", 1500]
+    server = eager.start([link, *common, "--role", "server"])
+    client = eager.start([program("integrity"), *common, "--role", "client", "--port", server.wait_line("port ")])
+    if not eager.not_asserted("the names that are shown"):
+        seen = {(node["program"], peer["peer_program"]) for node in nodes(eager.wait_rmb()) for peer in node["links"]}
+        assert seen == {("named-by-link", "integrity"), ("integrity", "named-by-link")}
+    eager.finish(client, server)

@@ -22,7 +22,7 @@ pub struct NodeStatus {
     pub node: String,
     /// Process id, as the process itself sees it.
     pub pid: u32,
-    /// Base name of the executable.
+    /// Name of the program, see [`crate::policy::Identity::program`].
     pub program: String,
     /// Effective user id.
     pub uid: u32,
@@ -50,7 +50,7 @@ pub struct LinkStatus {
     pub peer_node: String,
     /// Process id of the peer.
     pub peer_pid: u32,
-    /// Base name of the peer's executable, where known.
+    /// Name of the peer's program, cut to 16 bytes, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_program: Option<String>,
     /// Connections that ride this link now.

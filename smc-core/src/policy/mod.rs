@@ -42,6 +42,9 @@ pub const DEFAULT_PATH: &str = "/etc/xsmc.toml";
 /// A larger file is taken for a mistake.
 const FILE_MAX: u64 = 1 << 20;
 
+/// Longest `comm` in bytes (proc(5)).
+const COMM_MAX: usize = 15;
+
 /// Who asks: facts about this process that rules may name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Identity {
@@ -75,8 +78,20 @@ impl Identity {
     }
 
     /// Base name of the executable.
-    pub fn program(&self) -> &str {
+    pub fn executable(&self) -> &str {
         self.exe.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// The name to show to people: `comm`, which is the name by which the program was started (a link to the
+    /// executable, or a script) unless it has chosen another; or the base name of which `comm` is only the
+    /// beginning.
+    pub fn program(&self) -> &str {
+        let cut = self.comm.len() >= COMM_MAX && self.executable().starts_with(&self.comm);
+        if self.comm.is_empty() || cut {
+            self.executable()
+        } else {
+            &self.comm
+        }
     }
 }
 

@@ -121,7 +121,7 @@ impl Glob {
         if self.has_slash {
             return self.matches(&identity.exe);
         }
-        self.matches(identity.program()) || self.matches(&identity.comm)
+        self.matches(identity.executable()) || self.matches(&identity.comm)
     }
 }
 

@@ -224,6 +224,30 @@ fn upgrade_environment() {
 }
 
 #[test]
+fn name_to_show() {
+    for (exe, comm, name) in [
+        ("/usr/bin/redis-check-rdb", "redis-server", "redis-server"),
+        ("/usr/bin/python3.11", "gunicorn", "gunicorn"),
+        ("/usr/bin/node", "node", "node"),
+        (
+            "/usr/bin/systemd-journal-upload",
+            "systemd-journal",
+            "systemd-journal-upload",
+        ),
+        ("/opt/app", "", "app"),
+        ("", "app", "app"),
+        ("", "", ""),
+    ] {
+        let identity = Identity {
+            exe: exe.into(),
+            comm: comm.into(),
+            ..Identity::default()
+        };
+        assert_eq!(identity.program(), name, "{exe} {comm}");
+    }
+}
+
+#[test]
 fn idle_environment() {
     let base = policy("[[rule]]\naction = \"smc\"\nidle_ms = 7\n");
     let idle_ms = |p: &Policy| {
