@@ -1,23 +1,27 @@
 //! The directory: one shared table a runtime directory, from endpoint to the node that uses it.
 //!
-//! File `directory`: a header page, then [`BUCKETS`] buckets of [`PER_BUCKET`] entries of 128 bytes (8 MiB, sparse).
+//! File `directory-2`: a header page, then [`BUCKETS`] buckets of [`PER_BUCKET`] entries of 128 bytes (8 MiB, sparse).
+//! Each bucket is in two parts: the first [`NEAR`] entries of all buckets come first, then the others of all. As
+//! few buckets ever need more than the first, all but a very busy host touches a quarter of the memory.
+//!
 //! An entry needs 72 bytes, so it takes two cache lines; the words that decide a lookup are in the first. All is in
 //! native byte order and is for this host only.
 //!
 //! | header offset | content                                                                |
 //! |---------------|------------------------------------------------------------------------|
 //! | 0             | magic, version, header size, buckets, entries a bucket, size of an entry |
-//! | 1024          | one bit a bucket: somebody has ever published in it                    |
+//! | 1024          | one bit a part: somebody has ever published in it                      |
 //!
 //! Both ends of a connection hash to one bucket. Who writes what, in which order, what a crash leaves, and why of
 //! two racing publishers one finds the other, is in `entry.rs`.
 //!
 //! The file is only opened when it belongs to this user and nobody else may write it: whoever can write it could
 //! also truncate it, and then a load from the mapping would raise SIGBUS. A full tmpfs would do the same on a first
-//! write to a page; therefore the page of a bucket is populated, with an error instead of a signal, before the
-//! bucket's bit is set, and a bucket without its bit is never touched.
+//! write to a page; therefore the page of a part is populated, with an error instead of a signal, before the
+//! part's bit is set, and a part without its bit is never touched.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
@@ -37,12 +41,16 @@ pub const PER_BUCKET: usize = 16;
 /// Entries in the whole table.
 pub const ENTRIES: usize = BUCKETS * PER_BUCKET;
 
-const NAME: &str = "directory";
+/// Entries of a bucket in its first part.
+const NEAR: usize = 4;
+
+/// Processes that know another layout have a file of another name.
+const NAME: &str = "directory-2";
 const MAGIC: u64 = u64::from_ne_bytes(*b"xsmc-dir");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 4096;
 const USED_AT: usize = 1024;
-const USED_WORDS: usize = BUCKETS / 64;
+const USED_WORDS: usize = 2 * BUCKETS / 64;
 const LEN: usize = HEADER + ENTRIES * size_of::<Entry>();
 
 /// Words of an entry besides its state and its node.
@@ -187,18 +195,17 @@ impl Directory {
         slot_gen: u32,
     ) -> Result<Published, Full> {
         let bucket = bucket_of(endpoint);
-        self.mark_used(bucket)?;
         let fields = encode(endpoint, slot, slot_gen);
-        for index in bucket * PER_BUCKET..(bucket + 1) * PER_BUCKET {
-            let entry = self.entry(index);
-            if !entry.claim(node.get()) {
+        for part in [Part::near(bucket), Part::far(bucket)] {
+            self.mark_used(part)?;
+            let Some(index) = part.entries().find(|i| self.entry(*i).claim(node.get())) else {
                 continue;
-            }
-            let generation = entry.fill(node.get(), &fields).ok_or(Full)?;
+            };
+            let filled = self.entry(index).fill(node.get(), &fields);
             let entry = EntryRef {
                 index: index as u32,
                 node,
-                generation,
+                generation: filled.ok_or(Full)?,
             };
             return Ok(Published {
                 entry,
@@ -271,11 +278,8 @@ impl Directory {
         // Pairs with the same fence of the other publisher: see entry.rs.
         fence(Ordering::SeqCst);
         let bucket = bucket_of(key);
-        if !self.used(bucket) {
-            return None;
-        }
         let wanted = encode(key, 0, 0);
-        (bucket * PER_BUCKET..(bucket + 1) * PER_BUCKET).find_map(|index| {
+        self.used_in(bucket).find_map(|index| {
             let snapshot = self
                 .entry(index)
                 .read(|fields| fields[1..] == wanted[1..])?;
@@ -289,56 +293,63 @@ impl Directory {
 
     fn used_entries(&self) -> impl Iterator<Item = (usize, &Entry)> {
         (0..BUCKETS)
-            .filter(|bucket| self.used(*bucket))
-            .flat_map(|bucket| bucket * PER_BUCKET..(bucket + 1) * PER_BUCKET)
+            .flat_map(|bucket| self.used_in(bucket))
             .map(|index| (index, self.entry(index)))
     }
 
-    fn used(&self, bucket: usize) -> bool {
-        self.used_word(bucket).load(Ordering::Acquire) & 1 << (bucket % 64) != 0
+    /// Indices of a bucket's entries, those of parts without their bit left out.
+    fn used_in(&self, bucket: usize) -> impl Iterator<Item = usize> {
+        [Part::near(bucket), Part::far(bucket)]
+            .into_iter()
+            .filter(|part| self.used(*part))
+            .flat_map(Part::entries)
     }
 
-    /// Makes sure that the bucket's memory exists, then sets its bit.
-    fn mark_used(&self, bucket: usize) -> Result<(), Full> {
-        if self.used(bucket) {
+    fn used(&self, part: Part) -> bool {
+        self.used_word(part).load(Ordering::Acquire) & part.mask() != 0
+    }
+
+    /// Makes sure that the part's memory exists, then sets its bit.
+    fn mark_used(&self, part: Part) -> Result<(), Full> {
+        if self.used(part) {
             return Ok(());
         }
         if !self.allocated {
-            let len = PER_BUCKET * size_of::<Entry>();
-            let start = HEADER + bucket * len;
+            let len = part.entries().len() * size_of::<Entry>();
+            let start = HEADER + place(part.entries().start) * size_of::<Entry>();
             // madvise wants the start of a page. The mapping itself starts at one.
             let skew = start % page_size();
-            // SAFETY: start - skew .. start + len lies within the mapping, as bucket < BUCKETS.
+            // SAFETY: start - skew .. start + len lies within the mapping, as those entries do.
             unsafe { raw::populate(self.base.add(start - skew), skew + len) }.map_err(|_| Full)?;
         }
-        self.used_word(bucket)
-            .fetch_or(1 << (bucket % 64), Ordering::SeqCst);
+        self.used_word(part).fetch_or(part.mask(), Ordering::SeqCst);
         Ok(())
     }
 
-    fn used_word(&self, bucket: usize) -> &AtomicU64 {
-        assert!(bucket < BUCKETS);
+    fn used_word(&self, part: Part) -> &AtomicU64 {
+        let word = part.number() / 64;
+        assert!(word < USED_WORDS);
         // SAFETY: the word lies in the header page (checked at compile time and above), is aligned as the mapping
         // starts at a page, lives as long as `self`, and is only ever accessed atomically.
-        unsafe { &*self.base.add(USED_AT + bucket / 64 * 8).cast::<AtomicU64>() }
+        unsafe { &*self.base.add(USED_AT + word * 8).cast::<AtomicU64>() }
     }
 
     fn entry(&self, index: usize) -> &Entry {
         assert!(index < ENTRIES);
-        // SAFETY: index is in range, so the entry lies in the mapping; it is aligned as mapping and header are, it
+        // SAFETY: index is in range, and so is `place` of it, so the entry lies in the mapping; it is aligned as mapping and header are, it
         // consists of atomics only, for which all bytes are valid, and lives as long as `self`.
         unsafe {
             &*self
                 .base
-                .add(HEADER + index * size_of::<Entry>())
+                .add(HEADER + place(index) * size_of::<Entry>())
                 .cast::<Entry>()
         }
     }
 
-    /// The entry of a reference, which may come from another table. None in a bucket that may have no memory yet.
+    /// The entry of a reference, which may come from another table. None in a part that may have no memory yet.
     fn checked_entry(&self, index: u32) -> Option<&Entry> {
         let index = index as usize;
-        (index < ENTRIES && self.used(index / PER_BUCKET)).then(|| self.entry(index))
+        (index < ENTRIES && self.used(Part::of(index))).then(|| self.entry(index))
     }
 
     /// Overwrites words of the mapping, as a hostile process could: `at` counts words of 8 bytes and wraps.
@@ -353,7 +364,7 @@ impl Directory {
     /// Number of the first word of the bucket that holds `endpoint`, for [`Directory::scribble`].
     #[doc(hidden)]
     pub fn bucket_word(endpoint: &Endpoint) -> usize {
-        (HEADER + bucket_of(endpoint) * PER_BUCKET * size_of::<Entry>()) / 8
+        (HEADER + place(bucket_of(endpoint) * PER_BUCKET) * size_of::<Entry>()) / 8
     }
 }
 
@@ -361,6 +372,61 @@ impl Drop for Directory {
     fn drop(&mut self) {
         // SAFETY: `base` and LEN are those of the mapping, and no reference into it outlives `self`.
         unsafe { raw::unmap(self.base, LEN) };
+    }
+}
+
+/// One of the two parts of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    bucket: usize,
+    far: bool,
+}
+
+impl Part {
+    fn near(bucket: usize) -> Part {
+        Part { bucket, far: false }
+    }
+
+    fn far(bucket: usize) -> Part {
+        Part { bucket, far: true }
+    }
+
+    /// The part of an entry.
+    fn of(index: usize) -> Part {
+        Part {
+            bucket: index / PER_BUCKET,
+            far: index % PER_BUCKET >= NEAR,
+        }
+    }
+
+    /// Indices of its entries.
+    fn entries(self) -> Range<usize> {
+        let first = self.bucket * PER_BUCKET;
+        if self.far {
+            first + NEAR..first + PER_BUCKET
+        } else {
+            first..first + NEAR
+        }
+    }
+
+    /// Number of its bit in the header.
+    fn number(self) -> usize {
+        self.bucket + if self.far { BUCKETS } else { 0 }
+    }
+
+    /// The bit, in its word.
+    fn mask(self) -> u64 {
+        1 << (self.number() % 64)
+    }
+}
+
+/// Where in the file an entry lies, counted in entries.
+fn place(index: usize) -> usize {
+    let (bucket, i) = (index / PER_BUCKET, index % PER_BUCKET);
+    if i < NEAR {
+        bucket * NEAR + i
+    } else {
+        BUCKETS * NEAR + bucket * (PER_BUCKET - NEAR) + (i - NEAR)
     }
 }
 

@@ -125,6 +125,29 @@ fn a_full_bucket_says_so_and_recovers() {
     assert_eq!(table.owners(), [node(2)]);
 }
 
+#[test]
+fn places_are_a_permutation() {
+    let mut places: Vec<_> = (0..ENTRIES).map(place).collect();
+    places.sort_unstable();
+    assert!(places.into_iter().eq(0..ENTRIES));
+}
+
+/// Connections that come and go, 100 at a time, touch only the first parts.
+#[test]
+fn churn_stays_in_the_first_parts() {
+    let table = table();
+    for first in (0..6000).step_by(100) {
+        for end in first..first + 100 {
+            for end in [endpoint(end), endpoint(end).mirror()] {
+                table.publish(&end, node(1), 0, 0).expect("room");
+            }
+        }
+        assert_eq!(table.clear_node(node(1)), 200);
+    }
+    let far = (0..BUCKETS).filter(|b| table.used(Part::far(*b))).count();
+    assert!(far < 8, "{far} buckets have touched their second part");
+}
+
 /// Leaves `table` as a crash of the publisher after each of its steps would.
 #[test]
 fn a_crash_at_any_step_is_cleared() {
@@ -132,7 +155,7 @@ fn a_crash_at_any_step_is_cleared() {
     let index = bucket_of(&here) * PER_BUCKET;
     for step in 0..4 {
         let table = table();
-        table.mark_used(bucket_of(&here)).expect("memory");
+        table.mark_used(Part::of(index)).expect("memory");
         let entry = table.entry(index);
         assert!(entry.claim(7));
         if step == 1 {
