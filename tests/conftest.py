@@ -15,8 +15,21 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import build, settings, world  # noqa: E402  (needs the path)
 
 
+# Files whose tests run big programs against time limits, and so depend on what else the machine does. With
+# pytest-rerunfailures they get a second chance, listed as RERUN and to be looked into. No other test does: a defect that
+# shows only now and then must fail the run.
+SECOND_CHANCE = {"test_programs.py", "test_one_end.py", "test_untouched.py"}
+
+
 def pytest_configure(config):
+    config.addinivalue_line("markers", "flaky: gets a second chance, see SECOND_CHANCE")
     config.addinivalue_line("markers", "slow: takes more than about ten seconds")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.name in SECOND_CHANCE:
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_report_header():
