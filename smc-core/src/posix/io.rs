@@ -333,35 +333,48 @@ pub unsafe fn recvmmsg(
     timeout: *mut timespec,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
+    let _ = timeout;
+    let mut flags = flags;
+    // SAFETY: the caller's list; a failing kernel call is made by hand, with the same meaning.
+    unsafe {
+        each_message(e, Way::In, vec, n, real, |m| {
+            let (m, now) = (&raw mut *m, flags & !libc::MSG_WAITFORONE);
+            if flags & libc::MSG_WAITFORONE != 0 {
+                flags |= MSG_DONTWAIT;
+            }
+            recvmsg(e, fd, m, now, || give(sys::recvmsg(fd, &mut *m, now)))
+        })
+    }
+}
+
+/// Moves the messages of a list one after the other by `one`, unless the kernel can do it at once. Returns how many, or
+/// -1 if the first fails.
+///
+/// # Safety
+/// The list has `n` elements, as recvmmsg(2) and sendmmsg(2) take it.
+unsafe fn each_message(
+    e: Entry,
+    way: Way,
+    vec: *mut mmsghdr,
+    n: c_uint,
+    real: impl FnOnce() -> c_int,
+    mut one: impl FnMut(&mut msghdr) -> isize,
+) -> c_int {
     let Entry::Sock(s) = e else { return real() };
     if n == 0 || (vec as usize) < 4096 {
         return real();
     }
-    if let Some(r) = uncounted(s, Way::In, &mut Some(real)) {
+    if let Some(r) = uncounted(s, way, &mut Some(real)) {
         return r;
     }
-    let _ = timeout;
-    let mut flags = flags;
     for i in 0..n as usize {
-        // SAFETY: element i < n of the caller's array.
+        // SAFETY: element i < n of the caller's list.
         let m = unsafe { &mut *vec.add(i) };
-        // SAFETY: as above; a failing kernel call is made by hand, with the same meaning.
-        let r = unsafe {
-            recvmsg(e, fd, &mut m.msg_hdr, flags & !libc::MSG_WAITFORONE, || {
-                give(sys::recvmsg(
-                    fd,
-                    &mut (*vec.add(i)).msg_hdr,
-                    flags & !libc::MSG_WAITFORONE,
-                ))
-            })
-        };
+        let r = one(&mut m.msg_hdr);
         if r < 0 {
             return if i > 0 { i as c_int } else { -1 };
         }
         m.msg_len = r as c_uint;
-        if flags & libc::MSG_WAITFORONE != 0 {
-            flags |= MSG_DONTWAIT;
-        }
     }
     n as c_int
 }
@@ -511,28 +524,12 @@ pub unsafe fn sendmmsg(
     flags: c_int,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let Entry::Sock(s) = e else { return real() };
-    if n == 0 || (vec as usize) < 4096 {
-        return real();
+    // SAFETY: the caller's list; a failing kernel call is made by hand, with the same meaning.
+    unsafe {
+        each_message(e, Way::Out, vec, n, real, |m| {
+            sendmsg(e, fd, m, flags, || give(sys::sendmsg(fd, m, flags)))
+        })
     }
-    if let Some(r) = uncounted(s, Way::Out, &mut Some(real)) {
-        return r;
-    }
-    for i in 0..n as usize {
-        // SAFETY: element i < n of the caller's array.
-        let m = unsafe { &mut *vec.add(i) };
-        // SAFETY: as above.
-        let r = unsafe {
-            sendmsg(e, fd, &m.msg_hdr, flags, || {
-                give(sys::sendmsg(fd, &m.msg_hdr, flags))
-            })
-        };
-        if r < 0 {
-            return if i > 0 { i as c_int } else { -1 };
-        }
-        m.msg_len = r as c_uint;
-    }
-    n as c_int
 }
 
 impl Sock {
