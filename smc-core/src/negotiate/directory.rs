@@ -30,6 +30,7 @@ use super::endpoint::Endpoint;
 use super::entry;
 use super::raw;
 use super::runtime::{NodeId, RuntimeDir, RuntimeError};
+use crate::sys;
 
 #[cfg(test)]
 mod tests;
@@ -139,7 +140,7 @@ impl Directory {
     /// A table in private memory, for tests.
     #[doc(hidden)]
     pub fn anonymous() -> Result<Directory, syscalls::Errno> {
-        let base = raw::map(None, LEN)?;
+        let base = sys::map(-1, LEN)?;
         Ok(Directory {
             base,
             allocated: true,
@@ -167,7 +168,7 @@ impl Directory {
             return Err(bad(dir, "its header is not that of this version"));
         }
         let io = |what, e: syscalls::Errno| RuntimeError::io(what, &path, e.into());
-        let base = raw::map(Some(file.as_raw_fd()), LEN).map_err(|e| io("map", e))?;
+        let base = sys::map(file.as_raw_fd(), LEN).map_err(|e| io("map", e))?;
         let mut directory = Directory {
             base,
             allocated: false,

@@ -1,9 +1,9 @@
-//! Thin wrappers over the system calls that std has no function for.
+//! Thin wrappers over the system calls of this module that std has no function for; others are in [`crate::sys`].
 //!
 //! They go straight to the kernel: a libc name such as `fcntl` would resolve to our own hook when this code runs
 //! inside the preloaded library.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use syscalls::{Errno, Sysno, syscall};
@@ -91,25 +91,10 @@ pub(super) fn can_write_in(path: &Path) -> bool {
     }
 }
 
-/// Maps `len` bytes readable and writable: the file `fd` shared, or private anonymous memory without one.
-pub(super) fn map(fd: Option<RawFd>, len: usize) -> Result<*mut u8, Errno> {
-    let (flags, fd) = match fd {
-        Some(fd) => (libc::MAP_SHARED, fd),
-        None => (
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-        ),
-    };
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: without an address hint and MAP_FIXED the kernel picks unused addresses: no memory of ours changes.
-    let address = unsafe { syscall!(Sysno::mmap, 0, len, prot, flags, fd, 0) }?;
-    Ok(std::ptr::with_exposed_provenance_mut(address))
-}
-
-/// Unmaps what [`map`] returned.
+/// Unmaps what [`crate::sys::map`] returned.
 ///
 /// # Safety
-/// `address` and `len` are those of one `map` call, and nothing refers into the mapping any more.
+/// `address` and `len` are those of one such call, and nothing refers into the mapping any more.
 pub(super) unsafe fn unmap(address: *mut u8, len: usize) {
     // SAFETY: the caller vouches that the range is a mapping of its own that is out of use.
     let _ = unsafe { syscall!(Sysno::munmap, address, len) };
