@@ -1,7 +1,7 @@
 //! The directory: one shared table a runtime directory, from endpoint to the node that uses it.
 //!
 //! File `directory-2`: a header page, then [`BUCKETS`] buckets of [`PER_BUCKET`] entries of 128 bytes (8 MiB, sparse).
-//! Each bucket is in two parts: the first [`NEAR`] entries of all buckets come first, then the others of all. As
+//! Each bucket is in two parts: the first `NEAR` entries of all buckets come first, then the others of all. As
 //! few buckets ever need more than the first, all but a very busy host touches a quarter of the memory.
 //!
 //! An entry needs 72 bytes, so it takes two cache lines; the words that decide a lookup are in the first. All is in

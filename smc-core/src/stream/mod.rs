@@ -11,11 +11,14 @@
 //! change under the direction's lock; calls that began before the connection became managed (`plain_tx`,
 //! `plain_rx`) may add to the first as well, and keep their direction on TCP until they end.
 //!
-//! - `tx`: sending; `rx`: receiving; `signals`: what interrupts a sleep; `switch`: evidence, upgrade, downgrade; `wait`: blocking;
-//!   `mask`: readiness; `idle`: giving the buffers of an idle connection back.
+//! - `life`: publication, attachment to a link, the end; `idle`: giving the buffers of an idle connection back;
+//! - `tx`: sending; `rx`: receiving; `switch`: evidence, upgrade, downgrade;
+//! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
 mod idle;
+mod life;
 mod mask;
+mod notify;
 mod rx;
 mod signals;
 mod switch;
@@ -23,17 +26,16 @@ mod tx;
 mod wait;
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::engine;
-use crate::fabric::shm::{ConnBlock, Direction, TX_CLOSED};
+use crate::fabric::shm::{ConnBlock, Direction};
 use crate::lock::Lock;
 use crate::negotiate::EntryRef;
-use crate::node::{self, Link};
+use crate::node::Link;
 use crate::observe::Reason;
 use crate::pool::{Pool, Pooled};
-use crate::ready::{self, RegRef};
 use crate::ring::Ring;
 
 pub use rx::Want;
@@ -179,7 +181,7 @@ pub struct Sock {
     pub rx: Rx,
     /// Guards changes of `regs` and `waiters`.
     pub watch: Lock,
-    /// Epoll registrations ([`RegRef`] bits, 0 = none).
+    /// Epoll registrations ([`crate::ready::RegRef`] bits, 0 = none).
     pub regs: [AtomicU64; REGS],
     /// Bells + 1 of threads that sleep on this stream.
     waiters: [AtomicU32; WAITERS],
@@ -338,216 +340,6 @@ impl Sock {
         unsafe { *self.rx_ring.get() }
     }
 
-    /// Tells the peer that something changed. Under a direction lock.
-    #[inline]
-    pub(crate) fn tell_peer(&self) {
-        fence(SeqCst);
-        // The peer's wish is in the line that the peer writes as receiver of what we send.
-        let wish = self.out().rx.notify.load(Relaxed);
-        self.link().tell(self.slot.load(Relaxed), wish);
-    }
-
-    /// Records the directory entry of a connection that is still the one of `generation`. False: it
-    /// has been closed meanwhile. Engine.
-    pub fn published(&self, entry: EntryRef, generation: u32) -> bool {
-        let Some(_g) = self.watch.lock() else {
-            return false;
-        };
-        if self.generation.load(SeqCst) != generation
-            || self
-                .state
-                .compare_exchange(PLAIN, PUBLISHED, SeqCst, Relaxed)
-                .is_err()
-        {
-            return false;
-        }
-        // SAFETY: under `watch`.
-        unsafe { *self.entry.get() = Some(entry) };
-        true
-    }
-
-    /// Takes the directory entry out, to withdraw it.
-    pub fn take_entry(&self) -> Option<EntryRef> {
-        let _g = self.watch.lock()?;
-        // SAFETY: under `watch`.
-        unsafe { (*self.entry.get()).take() }
-    }
-
-    /// Attaches to a slot of a link. Engine only; both direction locks are held; not managed before.
-    pub fn attach(&self, link: &'static Link, slot: u32, tx_ring: Ring, rx_ring: Ring) {
-        self.link.store((link as *const Link).cast_mut(), Relaxed);
-        self.slot.store(slot, Relaxed);
-        // SAFETY: not managed, so nobody reads the rings.
-        unsafe {
-            *self.tx_ring.get() = tx_ring;
-            *self.rx_ring.get() = rx_ring;
-        }
-        self.tx.switches.store(0, Relaxed);
-        self.tx.cons.store(0, Relaxed);
-        self.tx.last_up.store(0, Relaxed);
-        self.tx.full.store(0, Relaxed);
-        self.rx.passed.store(0, Relaxed);
-        self.rx.hint.store(1, Relaxed);
-        self.rx.frozen.store(0, Relaxed);
-        for (now, before) in [
-            (&self.tx.rmb, &self.tx.rmb_before),
-            (&self.rx.rmb, &self.rx.rmb_before),
-        ] {
-            before.fetch_add(now.swap(0, Relaxed), Relaxed);
-        }
-        self.inc().rx.cons.store(self.rx.off(), Relaxed);
-        link.slots[slot as usize].store((self as *const Sock).cast_mut(), Release);
-        link.used.fetch_add(1, SeqCst);
-        self.state.store(MANAGED, SeqCst);
-        // Pairs with the fence in `downgrade`: it sees us managed, or we see its pin.
-        fence(SeqCst);
-    }
-
-    /// Second part of attaching, without the direction locks: takes the epoll registrations over.
-    pub fn attached(&self) {
-        for r in &self.regs {
-            if let Some(r) = RegRef::unpack(r.load(SeqCst)) {
-                ready::manage(r, self);
-            }
-        }
-        {
-            let _g = self.watch.lock();
-            self.renotify();
-        }
-        self.on_event();
-    }
-
-    /// Leaves the link: the connection is plain TCP from here. Both direction locks are held and
-    /// both directions are on TCP with nothing left in the ring, or the socket is being closed.
-    pub(crate) fn detach(&self) {
-        if !self.managed() {
-            return;
-        }
-        let (link, slot) = (self.link(), self.slot.load(Relaxed));
-        {
-            // No `renotify` may be half-way: the slot's next user has wishes of its own.
-            let _w = self.watch.lock();
-            self.inc().rx.notify.store(0, SeqCst);
-            self.state.store(PLAIN, SeqCst);
-        }
-        engine::withdraw(self);
-        // The peer learns that we have gone. Only then may the slot be used again, by whom it may be.
-        self.out().tx.flags.fetch_or(TX_CLOSED, SeqCst);
-        self.tell_peer();
-        let me = (self as *const Sock).cast_mut();
-        let _ =
-            link.slots[slot as usize].compare_exchange(me, core::ptr::null_mut(), SeqCst, Relaxed);
-        self.ops.store(0, Relaxed);
-        engine::slot_released(link);
-    }
-
-    /// Leaves the link when both directions have ended on TCP because the peer left it. Called without
-    /// locks; returns whether the connection is plain now.
-    pub(crate) fn try_detach(&self) -> bool {
-        self.leave_if(|s| s.peer_left())
-    }
-
-    /// Leaves the link if both directions have ended on TCP and `may` agrees, under the locks. Called
-    /// without locks; returns whether the connection is plain now.
-    fn leave_if(&self, may: impl FnOnce(&Sock) -> bool) -> bool {
-        let (Some(_t), Some(_r)) = (self.tx.lock.lock(), self.rx.lock.lock()) else {
-            return false;
-        };
-        if !self.managed() {
-            return true;
-        }
-        let on_tcp = self.tx.switches.load(Relaxed) & 1 == 0
-            && self.rx.passed.load(Relaxed) & 1 == 0
-            && self.rx.passed.load(Relaxed) == self.inc().tx.switches.load(Acquire);
-        if !on_tcp || !may(self) || !self.tx.backlog.load(Relaxed).is_null() {
-            return false;
-        }
-        self.flags.fetch_and(!F_LEFT, Relaxed);
-        self.detach();
-        drop((_t, _r));
-        for r in &self.regs {
-            if let Some(r) = RegRef::unpack(r.load(Acquire)) {
-                ready::unmanage(r, self);
-            }
-        }
-        true
-    }
-
-    /// Something changed on the peer's side: wake whoever waits for it here. Any thread.
-    pub fn on_event(&self) {
-        for r in &self.regs {
-            if let Some(r) = RegRef::unpack(r.load(Acquire)) {
-                ready::push(r);
-            }
-        }
-        fence(SeqCst);
-        for w in &self.waiters {
-            let b = w.load(Relaxed);
-            if b != 0 {
-                node::ring_own(b - 1);
-            }
-        }
-    }
-
-    /// Publishes how this side wants to be told of changes. Under `watch`, or during attach.
-    pub(crate) fn renotify(&self) {
-        if !self.managed() {
-            return;
-        }
-        let mut want = 0;
-        let mut add = |bell: u32| {
-            want = if want == 0 || want == bell + 1 {
-                bell + 1
-            } else {
-                node::ENGINE_BELL + 1
-            }
-        };
-        for r in &self.regs {
-            if let Some(r) = RegRef::unpack(r.load(Relaxed)) {
-                add(ready::bell_of(r));
-            }
-        }
-        for w in &self.waiters {
-            let b = w.load(Relaxed);
-            if b != 0 {
-                add(b - 1);
-            }
-        }
-        self.inc().rx.notify.store(want, SeqCst);
-    }
-
-    /// An epoll registration could not be taken over.
-    pub(crate) fn set_cant_serve(&self) {
-        self.flags.fetch_or(F_CANT_SERVE, SeqCst);
-    }
-
-    /// Whether the connection must go back to TCP for lack of means to serve its registrations; told
-    /// once, for a managed connection.
-    pub(crate) fn cant_serve(&self) -> Option<Reason> {
-        if !self.has(F_CANT_SERVE) {
-            return None;
-        }
-        self.flags.fetch_and(!F_CANT_SERVE, SeqCst);
-        Some(Reason::TooManyWaiters)
-    }
-
-    /// The upgrade can go on only once a one-shot registration has been armed.
-    pub(crate) fn await_oneshot(&self) {
-        self.flags.fetch_or(F_ONESHOT, SeqCst);
-    }
-
-    /// Whether a one-shot registration that is being armed should be taken over.
-    pub(crate) fn wants_oneshot(&self) -> bool {
-        matches!(self.state.load(Relaxed), PUBLISHED | MANAGED)
-    }
-
-    /// A one-shot registration has been taken over.
-    pub(crate) fn oneshot_armed(&self) {
-        if self.flags.fetch_and(!F_ONESHOT, SeqCst) & F_ONESHOT != 0 {
-            engine::candidate(self);
-        }
-    }
-
     /// Runs `f` on a descriptor of this stream, from a thread that is not the program's. Closing waits for
     /// it: otherwise a system call of ours could keep the open file, and with it epoll registrations, alive
     /// a moment longer than the program's close. `None`: closed.
@@ -584,82 +376,5 @@ impl Sock {
     pub fn pin(&self, r: Reason) {
         self.pinned.store(1, Relaxed);
         self.note(r);
-    }
-
-    /// The last descriptor of this process has been closed. Gives everything back.
-    pub fn closed(&self) {
-        for r in &self.regs {
-            if let Some(r) = RegRef::unpack(r.swap(0, SeqCst)) {
-                ready::forget(r, self);
-            }
-        }
-        {
-            let _t = self.tx.lock.lock();
-            let _r = self.rx.lock.lock();
-            self.detach();
-            self.drop_backlog();
-            self.state.store(FREE, SeqCst);
-            engine::withdraw(self);
-            self.generation.fetch_add(1, Relaxed);
-        }
-        engine::forget(self);
-    }
-
-    /// Whether unread bytes wait in the RMB: closing must then reset, as TCP does.
-    pub fn unread_rmb(&self) -> bool {
-        let Some(_g) = self.rx.lock.lock() else {
-            return false;
-        };
-        self.managed() && self.rx_ring_bytes() > 0
-    }
-
-    /// The process exits without closing the socket: unread bytes in the RMB must reset the connection,
-    /// as unread bytes in the kernel would.
-    pub fn exiting(&self) {
-        let fd = self.fd.load(Relaxed);
-        if let Some(_g) = self.rx.lock.try_lock()
-            && self.managed()
-            && crate::fds::is_sock(fd, self)
-            && self.rx_ring_bytes() > 0
-        {
-            let linger = libc::linger {
-                l_onoff: 1,
-                l_linger: 0,
-            };
-            let _ = crate::sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-        }
-    }
-
-    /// In the child of a fork: the link belongs to the parent. All directions are on TCP by now.
-    pub fn after_fork_child(&self) {
-        for l in [&self.tx.lock, &self.rx.lock, &self.watch] {
-            l.reset();
-        }
-        let st = self.state.load(Relaxed);
-        if st == FREE {
-            return;
-        }
-        self.state.store(PLAIN, Relaxed);
-        for a in [
-            &self.plain_rx,
-            &self.plain_tx,
-            &self.ops,
-            &self.work,
-            &self.work_next,
-            &self.hold,
-        ] {
-            a.store(0, Relaxed);
-        }
-        for w in &self.waiters {
-            w.store(0, Relaxed);
-        }
-        // The parent sends what was recalled; this copy of it is leaked, as a forked child must not free.
-        self.tx.backlog.store(core::ptr::null_mut(), Relaxed);
-        self.rx.frozen.store(0, Relaxed);
-        // SAFETY: the child has one thread.
-        unsafe { *self.entry.get() = None };
-        if !self.has(F_LISTENER) {
-            self.flags.fetch_or(F_INHERITED, Relaxed);
-        }
     }
 }
