@@ -12,6 +12,7 @@
 //! | [`node`] | bells, links, and the dispatch of peers' events |
 //! | [`engine`] | the background thread |
 //! | [`negotiate`] | runtime directory, directory of endpoints, link messages |
+//! | [`wire`] | SMC-R's messages between hosts: bytes to typed values and back |
 //! | [`policy`] | the whitelist |
 //! | [`observe`] | reasons, counters, the status document |
 //! | [`fds`], [`pool`], [`lock`], [`bitmap`], [`env`], [`sys`] | tools |
@@ -37,3 +38,4 @@ pub mod ready;
 pub mod ring;
 pub mod stream;
 pub mod sys;
+pub mod wire;
