@@ -25,6 +25,17 @@ impl<'a> Reader<'a> {
         Ok(*field)
     }
 
+    /// The next `count` fields of `N` bytes each.
+    pub(crate) fn arrays<const N: usize>(&mut self, count: usize) -> Result<&'a [[u8; N]], Error> {
+        let len = count.checked_mul(N).ok_or(Error::Truncated)?;
+        Ok(self.slice(len)?.as_chunks().0)
+    }
+
+    /// Number of bytes not yet taken.
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Passes over `n` bytes.
     pub(crate) fn skip(&mut self, n: usize) -> Result<(), Error> {
         self.slice(n).map(|_| ())

@@ -1,12 +1,27 @@
 //! The messages of SMC-R as Linux speaks it (RFC 7609, SMC version 2.1): bytes to typed values and back.
 //!
+//! | module | messages | channel |
+//! |---|---|---|
+//! | [`llc`] | link layer control: confirm, add, delete and test links, exchange RTokens | SEND on the link |
+//! | [`cdc`] | connection data control: cursors and flags of one connection | SEND on the link |
+//! | [`cursor`] | a cursor of a CDC message as a 64-bit stream offset | |
+//!
 //! Here are the values that several messages share. Nothing in these modules does I/O, knows the time or
 //! allocates, and no input makes them panic. Integers are big-endian, except where a module says otherwise.
+
+pub mod cdc;
+pub mod cursor;
+pub mod llc;
 
 use core::fmt;
 use core::net::Ipv4Addr;
 
 mod bytes;
+pub mod fuzzing;
+#[cfg(test)]
+pub(crate) mod vectors;
+
+pub(crate) use bytes::{Reader, Writer};
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
