@@ -103,6 +103,14 @@ impl Rkeys {
         })
     }
 
+    /// A single one.
+    pub fn one(rkey: u32) -> Rkeys {
+        Rkeys {
+            count: 1,
+            keys: [rkey, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+
     /// As many zeros: what the response of version 2 carries.
     pub fn blank(self) -> Rkeys {
         Rkeys {
