@@ -11,12 +11,13 @@
 //!     └──────────────────────────▶ Down ◀─────────────────────────────────────────────┘
 //! ```
 //!
-//! A second link is never added: a proposed one is refused, and as server this side proposes none. A server should
-//! therefore negotiate max_links 1 in CLC, as a Linux client waits 3 s for a proposal otherwise.
+//! A second link is never added: a proposed one is refused, and as server this side proposes none. Both roles should
+//! therefore negotiate max_links 1 in CLC. With more a Linux client waits 3 s for a proposal, and a Linux server makes
+//! one and holds its data back until it is refused.
 //!
-//! Flows. One message that asks is answered before this side sends the next: a further local request waits, up to
-//! 20 s. A peer's request to add or delete a link waits for the end of the running flow; a second one is dropped,
-//! and so are responses that nobody waits for. All other requests are answered at once.
+//! Flows: own requests about RMBs go one after the other, and each waits at most 20 s for its turn. A peer's request
+//! to add or delete a link waits for the end of the running flow; a second one is dropped, and so are responses that
+//! nobody waits for. All other requests are answered at once.
 
 mod receive;
 mod rkey;

@@ -230,6 +230,12 @@ fn lengths() {
         wrong[1..3].copy_from_slice(&length);
         assert_eq!(Message::parse(&wrong), Err(Error::Length), "{length:?}");
     }
+    let mut huge = bytes.clone();
+    huge.resize(2 * MAX, 0);
+    huge[1..3].copy_from_slice(&8192u16.to_le_bytes());
+    assert!(Message::parse(&huge).is_ok());
+    huge[1..3].copy_from_slice(&0x2020u16.to_le_bytes());
+    assert_eq!(Message::parse(&huge), Err(Error::Length));
     let mut v1 = bytes.clone();
     v1[..3].copy_from_slice(&[7, 44, 0]);
     assert!(Message::parse(&v1).is_ok());

@@ -106,7 +106,7 @@ proptest! {
 #[test]
 fn a_flood_of_requests_doesnt_fill_memory() {
     let mut server = Rig::up(Role::Server);
-    for rkey in 0..100_000u32 {
+    for rkey in 0..1000u32 {
         server.receive("test-link-req");
         server.receive_hex(&format!("262c0000 00 {rkey:08x}"));
         server.receive_hex("242c0020 09 00010000");
@@ -117,6 +117,6 @@ fn a_flood_of_requests_doesnt_fill_memory() {
     // It goes on once the driver has done its part.
     server.receive("test-link-req");
     assert_eq!(server.actions(), [sends("test-link-resp")]);
-    let known = (0..100_000).filter(|rkey| server.llc.rtokens().get(*rkey).is_some());
+    let known = (0..1000).filter(|rkey| server.llc.rtokens().get(*rkey).is_some());
     assert!(known.count() <= 255);
 }

@@ -174,6 +174,13 @@ fn a_link_that_doesnt_exist_is_deleted() {
     let mut server = Rig::up(Role::Server);
     server.receive("delete-link-lost-client");
     assert_eq!(server.actions(), [sends_hex("242c00a0 02 00100000")]);
+    // Answers to nothing.
+    for rig in [&mut client, &mut server] {
+        rig.receive("delete-link-resp-client");
+        rig.receive_hex("242c00a0 01 00010000");
+        rig.receive_hex("242c00e0 00 00010000");
+        assert_eq!(rig.actions(), []);
+    }
     assert!(client.llc.is_up() && server.llc.is_up());
 }
 
