@@ -2,6 +2,7 @@
 //!
 //! | module | messages | channel |
 //! |---|---|---|
+//! | [`clc`] | connection layer control: the negotiation of a connection | TCP stream |
 //! | [`llc`] | link layer control: confirm, add, delete and test links, exchange RTokens | SEND on the link |
 //! | [`cdc`] | connection data control: cursors and flags of one connection | SEND on the link |
 //! | [`cursor`] | a cursor of a CDC message as a 64-bit stream offset | |
@@ -10,6 +11,7 @@
 //! allocates, and no input makes them panic. Integers are big-endian, except where a module says otherwise.
 
 pub mod cdc;
+pub mod clc;
 pub mod cursor;
 pub mod llc;
 
