@@ -4,10 +4,12 @@
 //! - [`endpoint`]: one end of a TCP connection as a key that both ends can compute.
 //! - [`directory`]: the shared table endpoint -> (node, slot); `entry` holds its lock-free protocol.
 //! - [`message`]: the datagrams of a link socket.
+//! - [`clc`]: between two hosts instead, the handshake on the TCP stream.
 //!
 //! Everything read from the shared table or from a socket is a hint from an untrusted peer. It is checked for
 //! shape here (no panic, no access out of bounds); whether it is *true* is for the caller to verify.
 
+pub mod clc;
 pub mod directory;
 pub mod endpoint;
 mod entry;
