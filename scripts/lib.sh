@@ -262,10 +262,16 @@ need_components() {
 
 _rust_version() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
 
+# What cargo needs besides Rust: the crate rdma-sys makes its types from the headers of libibverbs.
+# The programs don't need these packages where they run.
+BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-dev libibverbs-dev librdmacm-dev)
+
 # build_release: libxsmc.so and smctl, in $TARGET_DIR/release.
 build_release() {
-    local started=$SECONDS
+    local started
+    need_packages "${BUILD_PACKAGES[@]}"
     need_cargo
+    started=$SECONDS
     say "building libxsmc.so and smctl (release)"
     cargo build --release --locked || die "cargo build --release failed"
     [[ -f "$TARGET_DIR/release/libxsmc.so" ]] || die "the build made no $TARGET_DIR/release/libxsmc.so"

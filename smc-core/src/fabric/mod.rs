@@ -2,3 +2,4 @@
 
 pub mod mapping;
 pub mod shm;
+pub mod verbs;
