@@ -1,11 +1,12 @@
 //! smctl: the operator's tool of xsmc.
 //!
 //! Exit codes: 0 all well; 1 something is wrong and was said on standard error (`status`: a node
-//! did not answer; `config check`: the file has problems); 2 wrong use of smctl. `run` becomes the
-//! program, so its exit code is the program's, except 125: smctl could not prepare the run, 126:
-//! the program can't be executed, 127: it was not found.
+//! did not answer; `config check`: the file has problems; `device`: none can be used); 2 wrong use
+//! of smctl. `run` becomes the program, so its exit code is the program's, except 125: smctl could
+//! not prepare the run, 126: the program can't be executed, 127: it was not found.
 
 mod config;
+mod device;
 mod elf;
 mod find;
 mod output;
@@ -41,6 +42,8 @@ enum Command {
     /// Check or explain the policy file
     #[command(subcommand)]
     Config(config::Command),
+    /// List RDMA devices, which of them can be used, and why not the others
+    Device(device::Args),
     /// List the reasons why a connection stays on TCP
     Reasons(reasons::Args),
 }
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Config(command) => config::run(&command),
+        Command::Device(args) => device::run(&args),
         Command::Reasons(args) => reasons::run(&args),
     };
     match outcome {
