@@ -1,7 +1,7 @@
 //! Two queue pairs on one RDMA device, connected to each other through its own address: everything that
 //! SMC-R links do with verbs.
 //!
-//! It needs a RoCE device (soft-RoCE is enough) and root, and is skipped with a message where there is none. With
+//! It needs a RoCE device (soft-RoCE is enough) that it may use, and is skipped with a message where there is none. With
 //! `XSMC_NEED_RDMA=1` in the environment that is a failure, and a test may change network addresses. In a guest:
 //! `scripts/lab run -- "XSMC_NEED_RDMA=1 target/debug/deps/verbs_loopback-… --test-threads=1" -- true`.
 
