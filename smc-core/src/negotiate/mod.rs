@@ -5,6 +5,7 @@
 //! - [`directory`]: the shared table endpoint -> (node, slot); `entry` holds its lock-free protocol.
 //! - [`message`]: the datagrams of a link socket.
 //! - [`clc`]: between two hosts instead, the handshake on the TCP stream.
+//! - [`option`]: the SMC option of TCP, by which nodes of two hosts find each other.
 //!
 //! Everything read from the shared table or from a socket is a hint from an untrusted peer. It is checked for
 //! shape here (no panic, no access out of bounds); whether it is *true* is for the caller to verify.
@@ -16,6 +17,7 @@ mod entry;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod message;
+pub mod option;
 mod raw;
 pub mod runtime;
 
