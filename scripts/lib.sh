@@ -262,9 +262,10 @@ need_components() {
 
 _rust_version() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
 
-# What cargo needs besides Rust: the crate rdma-sys makes its types from the headers of libibverbs.
+# What cargo needs besides Rust: the crate rdma-sys makes its types from the headers of libibverbs, and
+# smctl/build.rs compiles eBPF programs by clang, with the kernel's headers.
 # The programs don't need these packages where they run.
-BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-dev libibverbs-dev librdmacm-dev)
+BUILD_PACKAGES=(gcc libc6-dev pkg-config clang libclang-dev linux-libc-dev libibverbs-dev librdmacm-dev)
 
 # build_release: libxsmc.so and smctl, in $TARGET_DIR/release.
 build_release() {

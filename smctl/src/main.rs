@@ -1,13 +1,15 @@
 //! smctl: the operator's tool of xsmc.
 //!
 //! Exit codes: 0 all well; 1 something is wrong and was said on standard error (`status`: a node
-//! did not answer; `config check`: the file has problems; `device`: none can be used); 2 wrong use
-//! of smctl. `run` becomes the program, so its exit code is the program's, except 125: smctl could
-//! not prepare the run, 126: the program can't be executed, 127: it was not found.
+//! did not answer; `config check`: the file has problems; `device`: none can be used; `enable
+//! --status`: it is not enabled); 2 wrong use of smctl. `run` becomes the program, so its exit code is
+//! the program's, except 125: smctl could not prepare the run, 126: the program can't be executed,
+//! 127: it was not found.
 
 mod config;
 mod device;
 mod elf;
+mod enable;
 mod find;
 mod output;
 mod reasons;
@@ -39,6 +41,10 @@ enum Command {
     Run(run::Args),
     /// Show the processes under xsmc, their connections and what carries them
     Status(status::Args),
+    /// Let processes use the SMC option of TCP, by which hosts find each other (root, once a boot)
+    Enable(enable::EnableArgs),
+    /// Undo enable
+    Disable,
     /// Check or explain the policy file
     #[command(subcommand)]
     Config(config::Command),
@@ -52,6 +58,8 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Command::Run(args) => return run::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Enable(args) => enable::enable(&args),
+        Command::Disable => enable::disable(),
         Command::Config(command) => config::run(&command),
         Command::Device(args) => device::run(&args),
         Command::Reasons(args) => reasons::run(&args),
