@@ -1,0 +1,588 @@
+"""Checks of the SMC option of TCP: syn_option.py NAME CGROUP runs check_NAME.
+
+Runs as root: makes a network namespace of its own, joins the control group, opens raw sockets, and otherwise acts as an
+unprivileged user, as whom it uses the option. `Raw` is a TCP peer of its own on a veth pair, so that segments can be left
+out, sent twice or have odd options.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NUMBERS = (Path(__file__).parents[2] / "smc-core/src/negotiate/option.rs").read_text(encoding="utf-8")
+
+
+def number(name):
+    """A constant of the process's side, which is what these programs must agree with."""
+    return int(re.search(rf"pub const {name}: \w+ = (\w+);", NUMBERS)[1].replace("_", ""), 0)
+
+
+SOL_XSMC, WANT, STATE = number("SOL_XSMC"), number("XSMC_OPT_WANT"), number("XSMC_OPT_STATE")
+WANTED, PEER = number("STATE_WANTED"), number("STATE_PEER")
+OPTION = bytes.fromhex("fe06e2d4c3d9")
+CLIENTS = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+NOBODY = 65534
+MSG_FASTOPEN, TCP_FASTOPEN = 0x20000000, 23
+FIN, SYN, RST, ACK = 1, 2, 4, 16
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def get(sock, level, name, size, question=b""):
+    """getsockopt with a buffer of any size and content, which Python's own limits."""
+    value, length = ctypes.create_string_buffer(question, max(size, len(question), 1)), ctypes.c_uint(size)
+    if libc.getsockopt(sock.fileno(), level, name, value, ctypes.byref(length)):
+        raise OSError(ctypes.get_errno(), f"getsockopt, which says {length.value}")
+    return value.raw[:length.value]
+
+
+def want(sock, value=1):
+    sock.setsockopt(SOL_XSMC, WANT, struct.pack("I", value))
+
+
+def state(sock):
+    return struct.unpack("I", sock.getsockopt(SOL_XSMC, STATE, 4))[0]
+
+
+def tcp(family=socket.AF_INET, marked=False):
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(10)
+    if marked:
+        want(sock)
+    return sock
+
+
+def listener(marked, family=socket.AF_INET, host=None, backlog=64):
+    sock = tcp(family, marked)
+    sock.bind((host or CLIENTS[family], 0))
+    sock.listen(backlog)
+    return sock
+
+
+def pair(listening, marked):
+    """A client and what the listener accepted."""
+    client = tcp(listening.family, marked)
+    client.connect(listening.getsockname())
+    return client, listening.accept()[0]
+
+
+def fails(number, function, *args):
+    try:
+        value = function(*args)
+    except OSError as error:
+        assert error.errno == number, f"{error} instead of {errno.errorcode[number]}"
+    else:
+        raise AssertionError(f"gave {value!r} instead of {errno.errorcode[number]}")
+
+
+def sysctl(name, value):
+    os.seteuid(0)
+    Path("/proc/sys/net/ipv4", name).write_text(str(value), encoding="ascii")
+    os.seteuid(NOBODY)
+
+
+class Segment:
+    """A captured TCP segment."""
+
+    def __init__(self, packet):
+        if packet[0] >> 4 == 4:
+            head, self.protocol, addresses = (packet[0] & 15) * 4, packet[9], packet[12:20]
+        else:
+            head, self.protocol, addresses = 40, packet[6], packet[8:40]
+        middle = len(addresses) // 2
+        self.source, self.target = addresses[:middle], addresses[middle:]
+        header = packet[head:]
+        self.tcp = self.protocol == socket.IPPROTO_TCP
+        if self.tcp:
+            self.sport, self.dport, self.seq, self.ack, offset, self.flags = struct.unpack("!HHIIBB", header[:14])
+            self.options, self.data = header[20:(offset >> 4) * 4], header[(offset >> 4) * 4:]
+
+    def has(self):
+        """Whether the SMC option is there, once and in the form of Linux's SMC."""
+        found, rest = 0, self.options
+        while rest and rest[0] != 0:
+            if rest[0] == 1:
+                rest = rest[1:]
+                continue
+            if rest[0] == 254:
+                assert rest[:rest[1]] == OPTION, rest.hex()
+                found += 1
+            rest = rest[rest[1]:]
+        assert found <= 1, self.options.hex()
+        return found == 1
+
+
+class Capture:
+    """All segments on an interface from now on. Loopback shows each twice: the second is dropped."""
+
+    def __init__(self, interface="lo"):
+        os.seteuid(0)
+        self.raw = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+        self.raw.bind((interface, 3))
+        os.seteuid(NOBODY)
+        self.raw.setblocking(False)
+
+    def segments(self):
+        found = []
+        while True:
+            try:
+                packet, address = self.raw.recvfrom(65536)
+            except BlockingIOError:
+                return found
+            if address[2] != socket.PACKET_OUTGOING and address[1] in (0x0800, 0x86DD):
+                segment = Segment(packet)
+                if segment.tcp:
+                    found.append(segment)
+
+    def handshake(self):
+        """Whether SYN and SYN-ACK had the option; no other segment may have it."""
+        found = {}
+        for segment in self.segments():
+            kind = segment.flags & (SYN | ACK)
+            if kind & SYN:
+                assert found.setdefault(kind, segment.has()) == segment.has(), "retransmitted otherwise"
+            else:
+                assert not segment.has()
+        return found[SYN], found[SYN | ACK]
+
+
+class Raw:
+    """The host 10.9.0.2, of which the kernel knows nothing but an Ethernet address."""
+
+    HERE, THERE = "10.9.0.1", "10.9.0.2"
+
+    def __init__(self):
+        os.seteuid(0)
+        for line in ("link add a0 address 02:00:00:00:00:01 type veth peer name b0 address 02:00:00:00:00:02",
+                     "link set a0 up", "link set b0 up", f"addr add {self.HERE}/24 dev a0",
+                     f"neigh add {self.THERE} lladdr 02:00:00:00:00:02 dev a0"):
+            subprocess.run(["ip", *line.split()], check=True)
+        self.raw = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
+        self.raw.bind(("b0", 0x0800))
+        self.to = ("b0", 0x0800, 0, 0, b"\2\0\0\0\0\1")
+        os.seteuid(NOBODY)
+
+    def send(self, sport, dport, flags, seq, ack=0, options=b"", data=b""):
+        options += b"\1" * (-len(options) % 4)
+        source, target = socket.inet_aton(self.THERE), socket.inet_aton(self.HERE)
+        head = struct.pack("!HHIIBBHHH", sport, dport, seq, ack, (5 + len(options) // 4) << 4, flags, 65535, 0, 0)
+        body = head + options + data
+        check = checksum(source + target + struct.pack("!HH", 6, len(body)) + body)
+        body = body[:16] + struct.pack("!H", check) + body[18:]
+        ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(body), 0, 0x4000, 64, 6, 0, source, target)
+        ip = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:]
+        self.raw.sendto(ip + body, self.to)
+
+    def receive(self, flags, seconds=5):
+        """The next segment with exactly these flags (of SYN, ACK, RST, FIN)."""
+        end = time.monotonic() + seconds
+        while True:
+            self.raw.settimeout(max(0.001, end - time.monotonic()))
+            packet, address = self.raw.recvfrom(65536)
+            if address[2] == socket.PACKET_OUTGOING:
+                continue
+            segment = Segment(packet)
+            if segment.tcp and segment.flags & (SYN | ACK | RST | FIN) == flags:
+                return segment
+
+    def connect(self, listening, options, sport, answers=1, data=b""):
+        """Connects by hand, with so many SYN-ACKs awaited; gives whether they had the option, and the accepted socket."""
+        dport = listening.getsockname()[1]
+        self.send(sport, dport, SYN, 1000, options=options, data=data)
+        seen = [self.receive(SYN | ACK) for _ in range(answers)]
+        assert len({one.seq for one in seen}) == 1
+        assert len({one.has() for one in seen}) == 1, "the SYN-ACK was sent again otherwise"
+        self.send(sport, dport, ACK, 1001 + len(data), seen[0].seq + 1)
+        return seen[0].has(), listening.accept()[0]
+
+
+def checksum(data):
+    data += b"\0" * (len(data) % 2)
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xffff) + (total >> 16)
+    return ~total & 0xffff
+
+
+def check_combinations():
+    """Marked and unmarked clients and servers: bytes of the handshake, and what both ends are told."""
+    capture = Capture()
+    for family in CLIENTS:
+        for client_wants in (False, True):
+            for server_wants in (False, True):
+                with listener(server_wants, family) as listening:
+                    client, server = pair(listening, client_wants)
+                    client.sendall(b"ping")
+                    assert server.recv(4) == b"ping"
+                    server.sendall(b"pong")
+                    assert client.recv(4) == b"pong"
+                    both = client_wants and server_wants
+                    assert capture.handshake() == (client_wants, both)
+                    assert state(client) == WANTED * client_wants + PEER * both
+                    assert state(server) == WANTED * server_wants + PEER * both
+                    assert state(listening) == WANTED * server_wants
+                    client.close()
+                    server.close()
+
+
+def check_mapped():
+    """An IPv4 client of a dual-stack IPv6 listener."""
+    capture = Capture()
+    listening = tcp(socket.AF_INET6, True)
+    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listening.bind(("::", 0))
+    listening.listen()
+    client = tcp(marked=True)
+    client.connect(("127.0.0.1", listening.getsockname()[1]))
+    assert (state(client), state(listening.accept()[0])) == (3, 3)
+    assert capture.handshake() == (True, True)
+
+
+def check_many():
+    """Many connections of mixed clients wait in one accept queue; each is told of its own client."""
+    listening = listener(True, backlog=512)
+    clients = {}
+    for turn in range(400):
+        client = tcp(marked=turn % 3 == 0)
+        client.connect(listening.getsockname())
+        clients[client.getsockname()] = client
+    for _ in range(400):
+        server, address = listening.accept()
+        client = clients[address]
+        assert (state(client), state(server)) in ((3, 3), (0, 1)), (state(client), state(server))
+    assert sum(state(client) == 3 for client in clients.values()) == 134
+    # The listener is as it was.
+    assert state(listening) == WANTED
+
+
+def check_inherited():
+    """Sockets of a listener that other processes share, and copies of descriptors."""
+    listening = listener(True)
+    client = tcp(marked=True)
+    client.connect(listening.getsockname())
+    pid = os.fork()
+    if pid == 0:
+        server = listening.accept()[0]
+        os._exit(state(server) * 10 + state(server.dup()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 33
+    # A listener that was marked by its parent serves on in the child, after the parent closed it.
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.1)
+        server = listening.accept()[0]
+        os._exit(state(server))
+    address = listening.getsockname()
+    listening.close()
+    client = tcp(marked=True)
+    client.connect(address)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    assert state(client) == 3
+
+
+def check_reuseport():
+    """Two listeners on one port, one marked: each SYN-ACK is as its own listener is."""
+    listeners = []
+    for marked in (True, False):
+        sock = tcp(marked=marked)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("127.0.0.1", listeners[0].getsockname()[1] if listeners else 0))
+        sock.listen(256)
+        sock.setblocking(False)
+        listeners.append(sock)
+    clients = {}
+    for _ in range(100):
+        client = tcp(marked=True)
+        client.connect(listeners[0].getsockname())
+        clients[client.getsockname()] = client
+    counts = []
+    for sock, expected in zip(listeners, ((3, 3), (1, 0))):
+        counts.append(0)
+        while True:
+            try:
+                server, address = sock.accept()
+            except BlockingIOError:
+                break
+            assert (state(clients[address]), state(server)) == expected
+            counts[-1] += 1
+    assert sum(counts) == 100 and min(counts) > 0, counts
+
+
+def check_late():
+    """Only a socket that does nothing yet can be marked; the mark can be taken back, and used again."""
+    listening = listener(False)
+    fails(errno.EPERM, want, listening)
+    client, server = pair(listening, False)
+    fails(errno.EPERM, want, client)
+    fails(errno.EPERM, want, server)
+    assert (state(client), state(server), state(listening)) == (0, 0, 0)
+    capture = Capture()
+    client = tcp(marked=True)
+    assert state(client) == WANTED
+    want(client, 0)
+    assert state(client) == 0
+    client.connect(listening.getsockname())
+    assert capture.handshake() == (False, False)
+    # Values of another size.
+    for value in (b"", b"\1", b"\1\0\0\0\0", bytes(5000)):
+        fails(errno.EPERM, tcp().setsockopt, SOL_XSMC, WANT, value)
+    fails(errno.EOPNOTSUPP, tcp(marked=True).getsockopt, SOL_XSMC, STATE, 3)
+    assert get(tcp(marked=True), SOL_XSMC, STATE, 8192) == struct.pack("I", WANTED)
+    # Unknown names of our level.
+    fails(errno.ENOPROTOOPT, tcp().setsockopt, SOL_XSMC, 77, 1)
+    # A connection that was refused, and another try with the same socket.
+    marked = listener(True)
+    closed = tcp()
+    closed.bind(("127.0.0.1", 0))
+    client = tcp(marked=True)
+    client.settimeout(None)  # one system call, not one that begins and one that asks
+    fails(errno.ECONNREFUSED, client.connect, closed.getsockname())
+    assert state(client) == WANTED
+    client.connect(marked.getsockname())
+    assert state(client) == 3
+    # Disconnected (connect to AF_UNSPEC), the socket forgets its peer with the next connection.
+    assert libc.connect(client.fileno(), bytes(16), 16) == 0
+    client.connect(listening.getsockname())
+    assert state(client) == WANTED
+
+
+def check_self():
+    """A socket that connects to itself: both ends send a SYN, and no one is promised anything."""
+    client = tcp(marked=True)
+    client.bind(("127.0.0.1", 0))
+    client.connect(client.getsockname())
+    client.sendall(b"me")
+    assert client.recv(2) == b"me"
+    assert state(client) == WANTED
+
+
+def check_syncookies():
+    """SYN cookies can't remember the option: it isn't answered."""
+    sysctl("tcp_syncookies", 2)
+    capture = Capture()
+    client, server = pair(listener(True), True)
+    assert capture.handshake() == (True, False)
+    assert (state(client), state(server)) == (1, 1)
+
+
+def check_fast_open():
+    """Bytes in the SYN: no option, no promise, no byte lost."""
+    sysctl("tcp_fastopen", 0x4 | 0x200 | 0x3)  # data in SYN without a cookie, both ways
+    capture = Capture()
+    listening = tcp(marked=True)
+    listening.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, 16)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    client = tcp(marked=True)
+    client.sendto(b"early", MSG_FASTOPEN, listening.getsockname())
+    server = listening.accept()[0]
+    assert server.recv(5) == b"early"
+    server.sendall(b"late")
+    assert client.recv(4) == b"late"
+    segments = capture.segments()
+    syn = next(one for one in segments if one.flags & (SYN | ACK) == SYN)
+    assert syn.data == b"early", "no data in the SYN: this check shows nothing"
+    assert not any(one.has() for one in segments)
+    assert (state(client), state(server)) == (1, 1)
+    # Without data in the SYN, that listener answers as any other.
+    client, server = pair(listening, True)
+    assert (state(client), state(server)) == (3, 3)
+    assert capture.handshake() == (True, True)
+    # A server without Fast Open: the client's bytes come after the handshake, in which there was no option.
+    plain = listener(True)
+    client = tcp(marked=True)
+    client.sendto(b"early", MSG_FASTOPEN, plain.getsockname())
+    server = plain.accept()[0]
+    assert server.recv(5) == b"early"
+    assert (state(client), state(server)) == (1, 1)
+    # A peer that sends both, which it shouldn't.
+    raw = Raw()
+    wide = tcp(marked=True)
+    wide.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, 16)
+    wide.bind(("0.0.0.0", 0))
+    wide.listen()
+    answered, server = raw.connect(wide, b"\2\4\5\xb4" + OPTION, 4000, data=b"both")
+    assert server.recv(4) == b"both", "no Fast Open: this check shows nothing"
+    assert not answered and state(server) == WANTED
+
+
+def check_raw_clients():
+    """Odd options, and SYN-ACKs that are sent again."""
+    raw = Raw()
+    listening, plain = listener(True, host="0.0.0.0"), listener(False, host="0.0.0.0")
+    mss = b"\2\4\5\xb4"
+    # As Linux's SMC takes it: any even length from 6 on.
+    for turn, (options, right) in enumerate((
+            (OPTION, True),
+            (b"\1\1" + OPTION, True),
+            (OPTION + b"\1\1" + mss, True),
+            (b"\xfe\x08" + OPTION[2:] + b"xy", True),
+            (b"\xfe\x07" + OPTION[2:] + b"x", False),
+            (b"\xfe\x04\xe2\xd4", False),
+            (b"\xfe\x06\xe2\xd4\xc3\xc4", False),
+            (b"\xfd" + OPTION[1:], False),
+            (mss, False),
+    )):
+        answered, server = raw.connect(listening, options, 5000 + turn)
+        assert answered == right, options.hex()
+        assert state(server) == WANTED + PEER * right, options.hex()
+        answered, server = raw.connect(plain, options, 6000 + turn)
+        assert not answered and state(server) == 0
+    # The kernel sends it again after a second; the SYN itself is gone by then.
+    answered, server = raw.connect(listening, OPTION, 7000, answers=2)
+    assert answered and state(server) == 3
+    answered, server = raw.connect(listening, mss, 7001, answers=2)
+    assert not answered and state(server) == WANTED
+
+
+def check_saved_syn():
+    """A program that has SYNs saved itself, with Ethernet header, still gets them so."""
+    save, saved = 27, 28
+    raw = Raw()
+    listening = tcp(marked=True)
+    listening.setsockopt(socket.IPPROTO_TCP, save, 2)
+    listening.bind(("0.0.0.0", 0))
+    listening.listen()
+    assert listening.getsockopt(socket.IPPROTO_TCP, save) == 2
+    answered, server = raw.connect(listening, OPTION, 5000)
+    assert answered and state(server) == 3
+    assert server.getsockopt(socket.IPPROTO_TCP, saved, 200)[12:14] == b"\x08\x00"
+
+
+def check_raw_servers():
+    """SYNs that are sent again; SYN-ACKs with and without the option, asked for or not."""
+    raw = Raw()
+    for turn, (marked, options, expected) in enumerate((
+            (True, OPTION, 3), (True, b"", 1), (False, OPTION, 0), (True, b"\xfe\x07" + OPTION[2:] + b"x", 1))):
+        client = tcp(marked=marked)
+        client.setblocking(False)
+        fails(errno.EINPROGRESS, client.connect, (raw.THERE, 80 + turn))
+        seen = [raw.receive(SYN) for _ in range(2)]
+        assert [one.has() for one in seen] == [marked, marked]
+        raw.send(80 + turn, seen[0].sport, SYN | ACK, 2000, seen[0].seq + 1, options)
+        raw.receive(ACK)
+        client.settimeout(5)
+        client.sendall(b"x")
+        assert state(client) == expected, options.hex()
+
+
+def other_options():
+    """Answers to options that are none of ours: sizes from small to more than a page, errors, other families."""
+    answers = []
+
+    def ask(what, function, *args):
+        try:
+            answers.append((what, function(*args)))
+        except OSError as error:
+            answers.append((what, error.errno, error.strerror))
+
+    for family in CLIENTS:
+        sock = tcp(family)
+        for size in (1, 4, 64, 4096, 4097, 70000):
+            padding = bytes(max(0, size - 4))
+            ask(("set", size), sock.setsockopt, socket.SOL_SOCKET, socket.SO_RCVBUF, struct.pack("i", 9000)[:size] + padding)
+            ask(("get", size), get, sock, socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+            ask(("cc", size), sock.setsockopt, socket.IPPROTO_TCP, socket.TCP_CONGESTION, (b"reno\0" + bytes(size))[:size])
+            ask(("cc?", size), get, sock, socket.IPPROTO_TCP, socket.TCP_CONGESTION, size)
+            ask(("info", size), lambda n: len(get(sock, socket.IPPROTO_TCP, socket.TCP_INFO, n)), size)
+            for level in (0x777, SOL_XSMC - 1, socket.IPPROTO_IP, socket.IPPROTO_IPV6, socket.IPPROTO_TCP):
+                ask((level, size), sock.setsockopt, level, 999, bytes(size))
+                ask((level, size), get, sock, level, 999, size)
+            # The tables of iptables: more than a page in, or an error.
+            ask(("ipt", size), sock.setsockopt, socket.IPPROTO_IP, 64, bytes(size))
+            ask(("ipt?", size), get, sock, socket.IPPROTO_IP, 64, size)
+            ask(("ipt6", size), get, sock, socket.IPPROTO_IPV6, 64, size)
+        # A socket filter: a structure that points to more.
+        code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0xffff) * 3)
+        program = struct.pack("HxxxxxxP", 3, ctypes.addressof(code))
+        for size in (0, 5000):
+            ask(("filter", size), sock.setsockopt, socket.SOL_SOCKET, 26, program + bytes(size))
+    # What the kernel really reads and writes, in the same buffer, also beyond a page: a list of sources (IP_MSFILTER).
+    sysctl("igmp_max_msf", 2000)
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    group, here = socket.inet_aton("239.1.2.3"), socket.inet_aton("127.0.0.1")
+    udp.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group + here)
+    for count in (10, 1500):
+        question = group + here + struct.pack("II", 1, count)
+        sources = b"".join(struct.pack("!I", 0x0a000001 + n) for n in range(count))
+        udp.setsockopt(socket.IPPROTO_IP, 41, question + sources)
+        for size in (16 + 4 * count, 9000):
+            assert get(udp, socket.IPPROTO_IP, 41, size, question) == question + sources
+    ask("groups", get, socket.socketpair()[0], socket.SOL_SOCKET, 59, 0)  # SO_PEERGROUPS
+    assert answers[-1] == ("groups", errno.ERANGE, "getsockopt, which says 4"), answers[-1]
+    # No place for an answer.
+    sock = tcp()
+    for address in (None, 8):
+        length = ctypes.c_uint(4)
+        result = libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, socket.SO_TYPE, address, ctypes.byref(length))
+        answers.append(("nowhere", result, ctypes.get_errno()))
+        assert answers[-1] == ("nowhere", -1, errno.EFAULT), answers[-1]
+    return answers
+
+
+def check_others(before):
+    """Options of others are answered as before the process joined the control group; only TCP sockets have ours."""
+    after = other_options()
+    assert len(after) == len(before) > 200
+    for old, new in zip(before, after):
+        assert old == new, f"{new} instead of {old}"
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    fails(errno.ENOPROTOOPT, want, udp)
+    fails(errno.EOPNOTSUPP, want, socket.socket(socket.AF_UNIX))
+
+
+def check_disabled():
+    """Without the programs, the kernel knows nothing of the option."""
+    for family in CLIENTS:
+        fails(errno.ENOPROTOOPT, want, tcp(family))
+        try:
+            state(tcp(family))
+        except OSError as error:
+            # The kernel's IPv4 and IPv6 differ here.
+            assert error.errno in (errno.ENOPROTOOPT, errno.EOPNOTSUPP)
+        else:
+            raise AssertionError("the option is still known")
+    capture = Capture()
+    pair(listener(False), False)
+    assert capture.handshake() == (False, False)
+
+
+def check_survivor():
+    """A marked listener lives on while the programs go away: it is an ordinary listener then."""
+    listening = listener(True)
+    print("marked", flush=True)
+    sys.stdin.readline()
+    capture = Capture()
+    client = tcp()
+    client.connect(listening.getsockname())
+    server = listening.accept()[0]
+    client.sendall(b"x")
+    assert server.recv(1) == b"x"
+    assert capture.handshake() == (False, False)
+
+
+def main(name, cgroup):
+    if libc.unshare(0x40000000):  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    os.setgroups([NOBODY])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    before = [other_options()] if name == "others" else []
+    os.seteuid(0)
+    Path(cgroup, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+    os.seteuid(NOBODY)
+    globals()[f"check_{name}"](*before)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
