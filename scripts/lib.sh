@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Helpers shared by scripts/demo, scripts/test and scripts/bench. Source this file, don't run it:
+# Helpers shared by the scripts in this folder. Source this file, don't run it:
 #
 #     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 #
@@ -215,6 +215,13 @@ _apt() {
 _status_line() {
     if [[ -t 1 ]]; then printf '\r\e[K%.70s' "${1:+   $1}"; fi
 }
+
+# What scripts/lab needs.
+# shellcheck disable=SC2034 # used by the scripts that source this file
+LAB_PACKAGES=(
+    qemu-system-x86 busybox-static kmod cpio zstd binutils gcc libc6-dev python3 util-linux # machines and their image
+    iproute2 nftables bpftool rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest # used inside of them
+)
 
 # need_packages PACKAGE...: installs those Debian packages that are missing, and starts none of
 # their services.
