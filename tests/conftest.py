@@ -1,7 +1,7 @@
 """Fixtures of the end-to-end tests. harness/settings.py lists the environment variables that steer a run.
 
-Everything runs on 127.0.0.1, in processes that the tests start and end themselves; each test has a runtime directory of
-its own. A test fails when one of its programs crashed, whatever else happened.
+Everything runs on 127.0.0.1, or between two guests (fixture `lab`), in processes that the tests start and end
+themselves; each test has a runtime directory of its own. A test fails when one of its programs crashed, whatever else happened.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from harness import build, settings, world  # noqa: E402  (needs the path)
+from harness import build, lab as two_hosts, settings, world  # noqa: E402  (needs the path)
 
 
 # Files whose tests run big programs against time limits, and so depend on what else the machine does. With
@@ -96,6 +96,12 @@ def need():
         if missing:
             pytest.skip(f"not installed: {', '.join(missing)}")
     return check
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Two guests with soft-RoCE and the kernel's SMC; see harness/lab.py."""
+    return two_hosts.Lab(tmp_path)
 
 
 @pytest.hookimpl(hookwrapper=True)
