@@ -5,7 +5,12 @@
 //! `XSMC_NEED_RDMA=1` in the environment that is a failure, and a test may change network addresses. In a guest:
 //! `scripts/lab run -- "XSMC_NEED_RDMA=1 target/debug/deps/verbs_loopback-… --test-threads=1" -- true`.
 
-use smc_core::fabric::verbs::*;
+use smc_core::fabric::verbs::{
+    Access, AsyncEvent, Choice, Context, Device, Event, Failure, MESSAGE_MAX, MESSAGES, Path,
+    PostError, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region, SEND_DEPTH, Survey, Wake,
+    Write,
+};
+use smc_core::wire::Mtu;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -64,7 +69,7 @@ impl End {
         End { queue_pair, queue }
     }
 
-    fn connect(&self, choice: &Choice, mtu: PathMtu, own_psn: u32, peer: u32, peer_psn: u32) {
+    fn connect(&self, choice: &Choice, mtu: Mtu, own_psn: u32, peer: u32, peer_psn: u32) {
         let path = Path {
             port: choice.port,
             gid_index: choice.gid_index,

@@ -3,7 +3,8 @@
 use crate::output;
 use crate::table::{Align, Table};
 use serde::Serialize;
-use smc_core::fabric::verbs::{self, Context, GidEntry, PathMtu, Port, Survey, Unusable};
+use smc_core::fabric::verbs::{self, Context, GidEntry, Port, Survey, Unusable};
+use smc_core::wire::Mtu;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 }
 
 /// Opens a device and asks for the MTU of each of `ports`.
-fn mtus(device: &str, ports: &[Port]) -> Result<Vec<PathMtu>, Unusable> {
+fn mtus(device: &str, ports: &[Port]) -> Result<Vec<Mtu>, Unusable> {
     let context = Context::open(device)?;
     let mtu = |port: &Port| Ok(context.port(port.number)?.mtu);
     ports.iter().map(mtu).collect()
@@ -100,7 +101,7 @@ impl Report {
     fn new(
         survey: &Survey,
         library: Option<Unusable>,
-        probe: impl Fn(&str, &[Port]) -> Result<Vec<PathMtu>, Unusable>,
+        probe: impl Fn(&str, &[Port]) -> Result<Vec<Mtu>, Unusable>,
     ) -> Report {
         let devices = survey.devices.iter().map(|device| {
             let (mtus, refused) = match (&library, &device.unusable) {
@@ -206,7 +207,7 @@ fn note<'a>(reasons: &mut Vec<(String, &'a str)>, what: String, why: &'a Option<
 }
 
 impl PortView {
-    fn new(port: &Port, mtu: Option<&PathMtu>) -> PortView {
+    fn new(port: &Port, mtu: Option<&Mtu>) -> PortView {
         PortView {
             number: port.number,
             state: port.state.clone(),
@@ -235,7 +236,8 @@ impl GidView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smc_core::fabric::verbs::{Device, Gid};
+    use smc_core::fabric::verbs::Device;
+    use smc_core::wire::Gid;
 
     fn survey() -> Survey {
         let entry = |index, gid: &str, unusable| GidEntry {
@@ -266,8 +268,8 @@ mod tests {
         }
     }
 
-    fn probe(_: &str, _: &[Port]) -> Result<Vec<PathMtu>, Unusable> {
-        Ok(vec![PathMtu::B4096])
+    fn probe(_: &str, _: &[Port]) -> Result<Vec<Mtu>, Unusable> {
+        Ok(vec![Mtu::B4096])
     }
 
     fn text(report: &Report) -> String {

@@ -16,7 +16,7 @@ pub mod cursor;
 pub mod llc;
 
 use core::fmt;
-use core::net::Ipv4Addr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 mod bytes;
 pub mod fuzzing;
@@ -64,21 +64,46 @@ impl Gid {
         Gid(ip.to_ipv6_mapped().octets())
     }
 
+    /// From sysfs: eight groups of four hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Gid> {
+        let address: Ipv6Addr = text.trim().parse().ok()?;
+        Some(Gid(address.octets()))
+    }
+
+    /// The IP address that a RoCEv2 GID stands for.
+    pub fn ip(self) -> IpAddr {
+        Ipv6Addr::from(self.0).to_canonical()
+    }
+
+    /// Whether it is a link-local IPv6 address, fe80::/10: one that no TCP connection over IPv4 has.
+    pub fn is_link_local(self) -> bool {
+        Ipv6Addr::from(self.0).is_unicast_link_local()
+    }
+
     /// The IPv4 address in a GID of the form `::ffff:a.b.c.d`.
     pub fn to_ipv4(self) -> Option<Ipv4Addr> {
-        core::net::Ipv6Addr::from(self.0).to_ipv4_mapped()
+        Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
+}
+
+impl From<IpAddr> for Gid {
+    fn from(ip: IpAddr) -> Gid {
+        match ip {
+            IpAddr::V4(v4) => Gid::from_ipv4(v4),
+            IpAddr::V6(v6) => Gid(v6.octets()),
+        }
     }
 }
 
 impl fmt::Debug for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        core::net::Ipv6Addr::from(self.0).fmt(f)
+        Ipv6Addr::from(self.0).fmt(f)
     }
 }
 
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        core::net::Ipv6Addr::from(self.0).fmt(f)
+        Ipv6Addr::from(self.0).fmt(f)
     }
 }
 
@@ -292,6 +317,16 @@ mod tests {
         assert_eq!(gid.to_ipv4(), Some(ip));
         assert_eq!(gid.to_string(), "::ffff:10.9.0.2");
         assert_eq!(Gid::ZERO.to_ipv4(), None);
+    }
+
+    #[test]
+    fn gids_of_sysfs() {
+        let v4 = Gid::parse("0000:0000:0000:0000:0000:ffff:0a09:0001\n").unwrap();
+        assert_eq!(v4.ip(), Ipv4Addr::new(10, 9, 0, 1));
+        let local = Gid::parse("fe80:0000:0000:0000:5054:00ff:fe00:0001").unwrap();
+        assert!(local.is_link_local() && !v4.is_link_local());
+        assert_eq!(Gid::parse(""), None);
+        assert_eq!(Gid::parse("10.9.0.1"), None);
     }
 
     #[test]

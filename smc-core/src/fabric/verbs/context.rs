@@ -9,9 +9,10 @@ use rdma_sys as sys;
 
 use super::error::check;
 use super::library::{Library, library};
-use super::{Error, Gid, Object, PathMtu, Result, Unusable};
+use super::{Error, Object, Result, Unusable};
 use crate::fds;
 use crate::sys::{self as os, Errno};
+use crate::wire::{Gid, Mtu};
 
 type PostSend = unsafe extern "C" fn(
     *mut sys::ibv_qp,
@@ -57,7 +58,7 @@ pub struct PortState {
     /// Whether packets can be sent.
     pub active: bool,
     /// The largest path MTU that its link carries.
-    pub mtu: PathMtu,
+    pub mtu: Mtu,
 }
 
 /// News of a device. "QP" events come after the queue pair's completions have told the same.
@@ -189,7 +190,7 @@ impl Context {
         check(code, "ibv_query_port", object)?;
         let mtu = u8::try_from(attr.active_mtu)
             .ok()
-            .and_then(PathMtu::from_code)
+            .and_then(Mtu::from_code)
             .ok_or_else(|| Error::new("ibv_query_port", object(), Errno::EPROTO))?;
         Ok(PortState {
             active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
@@ -208,7 +209,7 @@ impl Context {
             Object::Port(self.name.clone(), port)
         })?;
         // SAFETY: any bytes are a valid array.
-        Ok(Gid::new(unsafe { gid.raw }))
+        Ok(Gid(unsafe { gid.raw }))
     }
 
     /// The largest completion queue of the device.

@@ -8,8 +8,9 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use super::{Gid, MEMLOCK_MIN, Unusable};
+use super::{MEMLOCK_MIN, Unusable};
 use crate::sys::Errno;
+use crate::wire::Gid;
 
 /// Entries of a GID table that are looked at: `sgid_index` of the verbs has eight bits.
 const GID_INDEX_END: u16 = 256;
@@ -104,6 +105,11 @@ impl Survey {
             unusable: devices.is_empty().then_some(Unusable::NoDevices),
             devices,
         }
+    }
+
+    /// Whether there is any GID that can be used.
+    pub fn usable(&self) -> bool {
+        self.unusable.is_none() && self.first(|_| true).is_some_and(|r| r.is_ok())
     }
 
     /// Chooses for a connection with this local address, on this network device if it is known: the
@@ -223,7 +229,7 @@ impl Port {
 impl GidEntry {
     fn read(sys: &Path, port: &Path, index: u8) -> Option<GidEntry> {
         let gid = Gid::parse(&text(&port.join(format!("gids/{index}"))))?;
-        if gid.is_zero() {
+        if gid == Gid::ZERO {
             return None;
         }
         let kind = text(&port.join(format!("gid_attrs/types/{index}")));

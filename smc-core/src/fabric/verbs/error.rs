@@ -49,6 +49,11 @@ impl fmt::Display for Object {
 }
 
 impl Error {
+    /// For what fails around the library's calls, on a device.
+    pub fn of(operation: &'static str, context: &super::Context, errno: Errno) -> Error {
+        Error::new(operation, context.object(), errno)
+    }
+
     pub(super) fn new(operation: &'static str, object: Object, errno: Errno) -> Error {
         Error {
             operation,

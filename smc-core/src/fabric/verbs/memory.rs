@@ -40,6 +40,11 @@ impl ProtectionDomain {
         }
     }
 
+    /// The device.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     pub(super) fn raw(&self) -> *mut sys::ibv_pd {
         self.raw.as_ptr()
     }

@@ -11,7 +11,7 @@
 //! | [`qp`] | queue pairs and their states |
 //! | [`post`] | sending, writing, receiving |
 //! | [`work`] | work requests: bounds, accounts, failures |
-//! | [`gid`], [`error`] | GIDs and MTU codes; what a failed call says |
+//! | [`error`] | what a failed call says |
 //!
 //! **Lifetime.** Each object holds those it was made from (queue pair: its queues and domain; region: its domain;
 //! all: the context), so they are destroyed in the order that libibverbs asks for, whoever is dropped first.
@@ -32,7 +32,6 @@
 pub mod context;
 pub mod device;
 pub mod error;
-pub mod gid;
 mod library;
 pub mod memory;
 pub mod post;
@@ -43,9 +42,8 @@ pub mod work;
 
 pub use context::{AsyncEvent, Context, PortState};
 pub use device::{Choice, Device, GidEntry, Port, Survey};
-use error::Result;
+pub use error::Result;
 pub use error::{Error, Object};
-pub use gid::{Gid, PathMtu};
 pub use library::check_library;
 pub use memory::{Access, Piece, ProtectionDomain, Region};
 pub use post::{Event, PostError, Received, WRITES, Write};

@@ -192,6 +192,12 @@ impl QueuePair {
         self.post(&mut chain, &mut state, signal)
     }
 
+    /// Whether [`QueuePair::send`] would take a short message and the most writes now.
+    pub fn has_room(&self) -> bool {
+        let state = self.send_state();
+        state.place(0).is_some() && state.fits(WRITES as u32 + 1)
+    }
+
     /// Places of the send queue in use, of [`super::SEND_DEPTH`].
     pub fn outstanding(&self) -> u32 {
         self.send_state().used()

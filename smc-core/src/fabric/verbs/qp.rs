@@ -17,9 +17,10 @@ use super::error::check;
 use super::memory::Buffer;
 use super::post::ReceiveState;
 use super::work::{MESSAGE_MAX, PLACES_LEN, RECEIVE_DEPTH, SEND_DEPTH, SendState};
-use super::{Error, Gid, Object, PathMtu, ProtectionDomain, Queue, Result};
+use super::{Error, Object, ProtectionDomain, Queue, Result};
 use crate::fds;
 use crate::sys::Errno;
+use crate::wire::{Gid, Mtu};
 
 /// Bytes that are asked to be carried within the work request. Enough for a message and a small WRITE.
 const INLINE_WANTED: u32 = 128;
@@ -38,7 +39,7 @@ pub struct Path {
     /// Packets' hop limit: 1 without a gateway, else 64.
     pub hop_limit: u8,
     /// The smaller of both ends' MTUs.
-    pub mtu: PathMtu,
+    pub mtu: Mtu,
     /// The peer's GID.
     pub peer_gid: Gid,
     /// The peer's queue pair, 24 bits.
@@ -133,7 +134,7 @@ impl QueuePair {
         attr.min_rnr_timer = 5;
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = path.port;
-        attr.ah_attr.grh.dgid.raw = path.peer_gid.octets();
+        attr.ah_attr.grh.dgid.raw = path.peer_gid.0;
         attr.ah_attr.grh.sgid_index = path.gid_index;
         attr.ah_attr.grh.hop_limit = path.hop_limit;
         let set = mask::IBV_QP_AV
