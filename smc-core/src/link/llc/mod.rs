@@ -98,7 +98,7 @@ pub enum Action {
     /// [`Llc::confirm_rkey`] has come to an end.
     ConfirmRkeyDone {
         /// The RMB.
-        rkey: u32,
+        token: Rtoken,
         /// Whether the peer may be expected to know it.
         result: Result<(), RkeyError>,
     },

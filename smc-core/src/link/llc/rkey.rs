@@ -57,7 +57,7 @@ impl Request {
     /// What the driver is told at the end. How DELETE RKEY ended makes no difference.
     pub(super) fn done(self, result: Result<(), RkeyError>) -> Action {
         match self {
-            Request::Confirm(Rtoken { rkey, .. }) => Action::ConfirmRkeyDone { rkey, result },
+            Request::Confirm(token) => Action::ConfirmRkeyDone { token, result },
             Request::Delete(rkey) => Action::DeleteRkeyDone { rkey },
         }
     }

@@ -80,7 +80,13 @@ fn from_first_contact_to_the_end() {
         for (n, done) in (0..).zip(told) {
             let rkey = 100 * at as u32 + n;
             let result = Ok(());
-            assert_eq!(*done, Action::ConfirmRkeyDone { rkey, result });
+            assert_eq!(
+                *done,
+                Action::ConfirmRkeyDone {
+                    token: token(rkey, n.into()),
+                    result
+                }
+            );
             assert_eq!(peer.llc.rtokens().get(rkey), Some(token(rkey, n.into())));
         }
     }

@@ -50,7 +50,7 @@ fn subsequent_contact() {
     assert_eq!(client.actions(), [sends("confirm-rkey-req-client")]);
     client.receive("confirm-rkey-resp-server");
     let done = Action::ConfirmRkeyDone {
-        rkey: 0x4aa,
+        token: clients,
         result: Ok(()),
     };
     assert_eq!(client.actions(), [done]);
@@ -63,7 +63,7 @@ fn subsequent_contact() {
     assert_eq!(server.actions(), [sends("confirm-rkey-resp-server")]);
     server.receive("confirm-rkey-resp-client");
     let done = Action::ConfirmRkeyDone {
-        rkey: 0x6c0,
+        token: servers,
         result: Ok(()),
     };
     assert_eq!(server.actions(), [done]);
@@ -339,7 +339,7 @@ fn the_peer_refuses_an_rtoken() {
     assert_eq!(server.actions(), []);
     server.receive_hex("262c00a0 00 00000005 0000000000001000");
     let refused = Action::ConfirmRkeyDone {
-        rkey: 5,
+        token: token(5, 0x1000),
         result: Err(RkeyError::Refused),
     };
     assert_eq!(server.actions(), [refused]);
@@ -368,7 +368,7 @@ fn one_request_waits_for_the_end_of_a_flow() {
         client.actions(),
         [
             Action::ConfirmRkeyDone {
-                rkey: 1,
+                token: token(1, 0),
                 result: Ok(())
             },
             sends_hex("242c00a0 07 00100000"),
@@ -390,7 +390,7 @@ fn own_requests_wait_for_the_link_and_end_with_it() {
     client.llc.link_failed();
     client.llc.delete_rkey(3, client.now);
     let lost = |rkey| Action::ConfirmRkeyDone {
-        rkey,
+        token: token(rkey, 0),
         result: Err(RkeyError::Down),
     };
     assert_eq!(

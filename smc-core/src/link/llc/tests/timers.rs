@@ -107,7 +107,7 @@ fn the_peers_answer_ends_an_unused_group() {
     assert_eq!(server.actions(), [sends_hex("242c0060 00 00030000")]);
     server.llc.confirm_rkey(token(1, 0), server.now);
     let ending = Action::ConfirmRkeyDone {
-        rkey: 1,
+        token: token(1, 0),
         result: Err(RkeyError::Down),
     };
     assert_eq!(server.actions(), [ending]);
@@ -128,7 +128,7 @@ fn the_server_doesnt_wait_for_ever_to_delete_the_link() {
 
 fn late(rkey: u32) -> Action {
     Action::ConfirmRkeyDone {
-        rkey,
+        token: token(rkey, 0),
         result: Err(RkeyError::Timeout),
     }
 }
@@ -178,7 +178,7 @@ fn no_more_requests_wait_than_connections_can_have() {
     assert_eq!(client.actions(), [sends_hex("262c0000 00 00000000")]);
     client.llc.confirm_rkey(token(511, 0), client.now);
     let busy = Action::ConfirmRkeyDone {
-        rkey: 511,
+        token: token(511, 0),
         result: Err(RkeyError::Busy),
     };
     assert_eq!(client.actions(), [busy]);
