@@ -12,7 +12,7 @@
 //! | [`node`] | bells, links, and the dispatch of peers' events |
 //! | [`engine`] | the background thread |
 //! | [`negotiate`] | runtime directory, directory of endpoints, link messages |
-//! | [`link`] | SMC-R's link groups between hosts: state machine, RTokens, alert tokens |
+//! | [`link`] | SMC-R's link groups between hosts |
 //! | [`wire`] | SMC-R's messages between hosts: bytes to typed values and back |
 //! | [`policy`] | the whitelist |
 //! | [`observe`] | reasons, counters, the status document |

@@ -37,12 +37,16 @@ fn error<T>(offset: usize, what: String, help: impl Into<String>) -> Result<T, A
 impl AddrPattern {
     /// Whether the pattern covers `addr`. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn matches(&self, addr: &SocketAddr) -> bool {
-        let port = addr.port();
-        self.ports
-            .is_none_or(|(low, high)| (low..=high).contains(&port))
+        self.matches_port(addr.port())
             && self
                 .net
                 .is_none_or(|net| contains(net, addr.ip().to_canonical()))
+    }
+
+    /// Whether the pattern covers some address with this port.
+    pub(super) fn matches_port(&self, port: u16) -> bool {
+        self.ports
+            .is_none_or(|(low, high)| (low..=high).contains(&port))
     }
 
     pub(super) fn parse(text: &str) -> Result<AddrPattern, AddrError> {

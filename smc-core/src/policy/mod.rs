@@ -30,6 +30,7 @@ pub use size::format as format_size;
 
 use crate::observe::log::warning;
 use crate::observe::reason::Reason;
+use crate::wire::Eid;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -204,6 +205,21 @@ pub struct Policy {
     upgrade: Upgrade,
     /// The environment's word on `idle_ms`.
     idle_ms: Option<u32>,
+    smc_r: SmcR,
+}
+
+/// What the policy says of SMC-R, between hosts.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SmcR {
+    /// Enterprise ids: a peer needs one of them too. None: nothing is offered to other hosts.
+    pub ueids: Vec<Eid>,
+    /// The RDMA device to use; `None`: the one whose network device has the connection's local address.
+    pub device: Option<String>,
+}
+
+impl SmcR {
+    /// Most UEIDs of a host (as in Linux).
+    pub const UEIDS: usize = 4;
 }
 
 /// What the policy says about one connection.
@@ -229,6 +245,7 @@ impl Default for Policy {
             defaults: Tunables::default(),
             upgrade: Upgrade::Default,
             idle_ms: None,
+            smc_r: SmcR::default(),
         }
     }
 }
@@ -368,6 +385,47 @@ impl Policy {
             tunables,
             reason,
         }
+    }
+
+    /// What is said of SMC-R.
+    pub fn smc_r(&self) -> &SmcR {
+        &self.smc_r
+    }
+
+    /// Whether connections to `peer` may be offered to be SMC-R: a rule says so. What is not said by a rule
+    /// stays on the host.
+    pub fn offers_connect(&self, identity: &Identity, peer: SocketAddr) -> bool {
+        let local = match peer {
+            SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+            SocketAddr::V6(_) => SocketAddr::from(([0u16; 8], 0)),
+        };
+        let at = Endpoint {
+            local,
+            peer,
+            role: Role::Connect,
+        };
+        self.offers(&self.decide(identity, &at))
+    }
+
+    /// Whether an accepted connection may be SMC-R.
+    pub fn offers(&self, decision: &Decision<'_>) -> bool {
+        !self.smc_r.ueids.is_empty() && decision.action == Action::Smc && decision.rule.is_some()
+    }
+
+    /// Whether a listener at `local`, whose address may be the wildcard, can get connections that may be SMC-R.
+    pub fn offers_listen(&self, identity: &Identity, local: SocketAddr) -> bool {
+        let covers = |r: &Rule| {
+            r.listen.is_empty() && r.connect.is_empty()
+                || r.listen.iter().any(|p| {
+                    p.matches(&local) || local.ip().is_unspecified() && p.matches_port(local.port())
+                })
+        };
+        !self.smc_r.ueids.is_empty()
+            && self.upgrade != Upgrade::Never
+            && self
+                .rules
+                .iter()
+                .any(|r| r.action == Action::Smc && r.matches_identity(identity) && covers(r))
     }
 
     /// Where the policy comes from.

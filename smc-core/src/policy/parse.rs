@@ -6,12 +6,14 @@
 use super::addr::AddrPattern;
 use super::error::{PolicyError, position};
 use super::rule::{Action, Glob, Rule, Tunables, limits};
-use super::{Policy, Source, size};
+use super::{Policy, SmcR, Source, size};
+use crate::wire::Eid;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-const TOP_KEYS: &[&str] = &["defaults", "rule"];
+const TOP_KEYS: &[&str] = &["defaults", "rule", "smc-r"];
+const SMC_R_KEYS: &[&str] = &["ueid", "device"];
 const DEFAULT_KEYS: &[&str] = &[
     "action",
     "rmb_size",
@@ -117,6 +119,15 @@ impl Reader<'_> {
                 "write [defaults] on a line of its own",
             ),
         }
+        match tree.get("smc-r").map(|v| (v, v.get_ref())) {
+            None => {}
+            Some((_, DeValue::Table(table))) => policy.smc_r = self.smc_r(table),
+            Some((value, _)) => self.problem(
+                value.span().start,
+                "smc-r must be a table",
+                "write [smc-r] on a line of its own",
+            ),
+        }
         match tree.get("rule").map(|v| (v, v.get_ref())) {
             None => {}
             Some((_, DeValue::Array(rules))) => {
@@ -132,6 +143,48 @@ impl Reader<'_> {
                 "write [[rule]] with double brackets, once for each rule",
             ),
         }
+    }
+
+    fn smc_r(&mut self, table: &Table<'_>) -> SmcR {
+        self.unknown_keys(table, SMC_R_KEYS, "[smc-r]");
+        let mut out = SmcR::default();
+        for value in self.list(table, "ueid") {
+            let Some(text) = value.get_ref().as_str() else {
+                self.wrong_type(
+                    "ueid",
+                    value,
+                    "a string or a list of strings",
+                    "\"MY-CLUSTER\"",
+                );
+                continue;
+            };
+            let at = value.span().start;
+            match Eid::new(text) {
+                Some(_) if out.ueids.len() == SmcR::UEIDS => self.problem(
+                    at,
+                    format!("more than {} UEIDs", SmcR::UEIDS),
+                    "remove some: a host has at most four",
+                ),
+                Some(eid) => out.ueids.push(eid),
+                None => self.problem(
+                    at,
+                    format!("{text:?} is not a UEID"),
+                    "write 1 to 32 of A-Z 0-9 . - and begin with a letter or digit",
+                ),
+            }
+        }
+        if let Some(value) = table.get("device") {
+            match value.get_ref().as_str() {
+                Some(name) if !name.is_empty() => out.device = Some(name.to_owned()),
+                _ => self.wrong_type(
+                    "device",
+                    value,
+                    "the name of an RDMA device",
+                    "\"mlx5_0\" (smctl device lists them)",
+                ),
+            }
+        }
+        out
     }
 
     fn rule(&mut self, number: usize, value: &Value<'_>, defaults: Tunables) -> Option<Rule> {
