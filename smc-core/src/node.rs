@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::{BELL_PAGE_LEN, BELLS, BellPage, ConnBlock, SLOTS, Segment};
+use crate::link::Group;
 use crate::lock::{Lock, tid};
 use crate::pool::{Pool, Pooled};
 use crate::stream::Sock;
@@ -27,6 +28,18 @@ pub const ENGINE_BELL: u32 = 0;
 /// Most links of one node.
 pub const LINKS: usize = 1024;
 
+/// Why a connection on a link can't go back to TCP, if it can't.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Kind {
+    /// Shared memory: each direction may change its carrier at any time.
+    Shm = 0,
+    /// RDMA, as SMC-R: once on the RMB, a connection stays there.
+    Rdma = 1,
+    /// No link yet: the handshake of an SMC-R connection is under way. No bytes move.
+    Limbo = 2,
+}
+
 /// A live channel to one peer, as the data path sees it. The engine keeps the rest.
 #[repr(C)]
 pub struct Link {
@@ -35,6 +48,10 @@ pub struct Link {
     seg: AtomicPtr<Segment>,
     /// The peer node's wake-up hints.
     peer_bells: AtomicPtr<BellPage>,
+    /// A [`Kind`].
+    kind: AtomicU32,
+    /// The link group behind an RDMA link: the other side of the segment.
+    group: AtomicPtr<Group>,
     /// Our number in the segment: we send direction `side`.
     pub side: AtomicU32,
     /// Index of this link in the peer's bell page.
@@ -98,6 +115,8 @@ impl Link {
         self.side.store(side, Relaxed);
         self.peer_index.store(peer_index, Relaxed);
         self.sock_fd.store(sock_fd, Relaxed);
+        self.kind.store(Kind::Shm as u32, Relaxed);
+        self.group.store(core::ptr::null_mut(), Relaxed);
         self.dead.store(false, Relaxed);
         self.twin.store(core::ptr::null_mut(), Relaxed);
         self.leaving.store(false, Relaxed);
@@ -110,12 +129,51 @@ impl Link {
         }
     }
 
+    /// Sets up a link object taken from the pool for RDMA, or as limbo (`group` null). `seg` is memory of this
+    /// process alone; what a peer process would do there, the group does.
+    pub fn init_fixed(&self, seg: *mut Segment, group: *mut Group) {
+        self.init(seg, (&raw const NO_PAGE).cast_mut(), 0, 0, -1);
+        let kind = if group.is_null() {
+            Kind::Limbo
+        } else {
+            Kind::Rdma
+        };
+        self.group.store(group, Relaxed);
+        self.kind.store(kind as u32, Release);
+    }
+
+    /// Whether its connections can't go back to TCP.
+    #[inline]
+    pub fn fixed(&self) -> bool {
+        self.kind.load(Relaxed) != Kind::Shm as u32
+    }
+
+    /// Whether the handshake is still under way.
+    pub fn limbo(&self) -> bool {
+        self.kind.load(Relaxed) == Kind::Limbo as u32
+    }
+
+    /// The link group of an RDMA link. Valid as `seg` is.
+    #[inline]
+    fn group(&self) -> Option<&Group> {
+        // SAFETY: null, or a group that outlives the link's place in the table and its last connection.
+        unsafe { self.group.load(Relaxed).as_ref() }
+    }
+
     /// Our connection at `slot`, if there is one; any number may be asked for.
     #[inline]
     pub fn sock(&self, slot: u32) -> Option<&'static Sock> {
         let s = self.slots.get(slot as usize)?.load(Acquire);
         // SAFETY: null, or a stream of the type-stable pool.
         unsafe { s.as_ref() }
+    }
+
+    /// `s` is no longer at `slot`.
+    pub(crate) fn vacate(&self, slot: u32, s: &Sock) {
+        let s = (s as *const Sock).cast_mut();
+        if let Some(place) = self.slots.get(slot as usize) {
+            let _ = place.compare_exchange(s, core::ptr::null_mut(), SeqCst, Relaxed);
+        }
     }
 
     /// Connection block of a slot.
@@ -137,11 +195,20 @@ impl Link {
         if notify == 0 {
             return;
         }
+        if self.fixed() {
+            return self.tell_group(slot);
+        }
         let peer_side = 1 - (self.side.load(Relaxed) & 1);
         self.seg().pending[peer_side as usize].set(slot);
         let page = self.peer_bells();
         page.links.set(self.peer_index.load(Relaxed));
         self.ring(page, notify - 1);
+    }
+
+    fn tell_group(&self, slot: u32) {
+        if let Some(g) = self.group() {
+            g.kick(slot);
+        }
     }
 
     #[inline]
@@ -347,15 +414,67 @@ pub fn ring_own(b: u32) {
 /// Announces that the owner of bell `b` is about to sleep. Look once more after this.
 #[inline]
 pub fn about_to_sleep(b: u32) {
+    set_sleep_flag(b);
+    if GROUP_COUNT.load(Relaxed) != 0 {
+        arm_groups();
+    }
+}
+
+/// As [`about_to_sleep`], for the engine. `busy`: other threads look at the completion queues, so the engine
+/// need not be woken by what arrives; it must not sleep for longer than [`BUSY_LOOK_MS`] then.
+pub fn engine_about_to_sleep(busy: bool) {
+    set_sleep_flag(ENGINE_BELL);
+    if GROUP_COUNT.load(Relaxed) != 0 && !busy {
+        arm_groups();
+    }
+}
+
+/// How often the engine looks after link groups whose completion queues are looked at by others, milliseconds.
+pub const BUSY_LOOK_MS: i32 = 5;
+
+/// How often threads have looked at the completion queues.
+pub fn polls() -> u32 {
+    POLLS.load(Relaxed)
+}
+
+fn set_sleep_flag(b: u32) {
     page().sleep[b as usize % BELLS].0.store(1, SeqCst);
     fence(SeqCst);
     COUNTERS.sleeps.fetch_add(1, Relaxed);
+}
+
+/// Has arrivals wake the engine, which rings the bells; what has arrived before is routed now.
+#[cold]
+fn arm_groups() {
+    if let Some(_g) = DISPATCH.lock() {
+        each_group(|g| {
+            g.arm();
+            g.poll();
+        });
+    }
 }
 
 /// The owner of bell `b` is awake.
 #[inline]
 pub fn awake(b: u32) {
     page().sleep[b as usize % BELLS].0.store(0, SeqCst);
+}
+
+static LIMBO: AtomicPtr<Link> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The link of all connections that are being negotiated. They share one connection block, in which nothing
+/// ever happens.
+pub fn limbo() -> sys::Result<&'static Link> {
+    // SAFETY: null or an object of the type-stable pool.
+    if let Some(l) = unsafe { LIMBO.load(Acquire).as_ref() } {
+        return Ok(l);
+    }
+    let seg = sys::map(-1, crate::fabric::shm::SEGMENT_LEN)?;
+    let (_, l) = LINK_POOL.alloc().ok_or(sys::Errno::ENOMEM)?;
+    l.init_fixed(seg.cast(), core::ptr::null_mut());
+    // Two threads at once: one of the two is leaked.
+    LIMBO.store((l as *const Link).cast_mut(), Release);
+    Ok(l)
 }
 
 /// Enters a link into the table, so that its events are dispatched. Returns its index.
@@ -387,13 +506,103 @@ pub fn remove_link(i: u32, unmap: impl FnOnce()) {
     unmap();
 }
 
-/// Takes all news of all links and routes it. One load when there is none.
+/// Takes all news of all links and routes it. Two loads when there is none.
 #[inline]
 pub fn dispatch() {
     let p = page();
     if p.links.any() {
         dispatch_slow(p);
     }
+    poll_rdma();
+}
+
+/// Most link groups of one node.
+pub const GROUPS: usize = 64;
+
+static GROUP_TABLE: [AtomicPtr<Group>; GROUPS] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; GROUPS];
+/// Entries of the table that may be in use: the first so many.
+static GROUP_COUNT: AtomicU32 = AtomicU32::new(0);
+/// Looks at completion queues by threads other than the engine's; lets the engine see that it is not needed.
+static POLLS: AtomicU32 = AtomicU32::new(0);
+
+/// Looks at the completion queues of all link groups, and routes what has arrived. One load when there are
+/// none. True: something has.
+#[inline]
+pub fn poll_rdma() -> bool {
+    if GROUP_COUNT.load(Relaxed) == 0 {
+        return false;
+    }
+    POLLS.fetch_add(1, Relaxed);
+    poll_groups()
+}
+
+#[cold]
+fn poll_groups() -> bool {
+    let Some(_g) = DISPATCH.try_lock() else {
+        return false;
+    };
+    let mut news = false;
+    each_group(|g| news |= g.poll());
+    news
+}
+
+/// Calls `f` for each link group. Under the dispatch lock, or by the engine.
+fn each_group(mut f: impl FnMut(&Group)) {
+    for t in GROUP_TABLE.iter().take(GROUP_COUNT.load(Acquire) as usize) {
+        // SAFETY: a group leaves the table, under the dispatch lock and by the engine, before it is freed.
+        if let Some(g) = unsafe { t.load(Acquire).as_ref() } {
+            f(g);
+        }
+    }
+}
+
+/// Waits until all link groups have sent what is due and the peers have it, at most so long.
+pub fn linger(ns: u64) {
+    if GROUP_COUNT.load(Relaxed) == 0 {
+        return;
+    }
+    let until = sys::now_ns() + ns;
+    loop {
+        let mut done = true;
+        {
+            let Some(_g) = DISPATCH.lock() else { return };
+            each_group(|g| {
+                g.poll();
+                done &= g.idle();
+            });
+        }
+        if done || sys::now_ns() > until {
+            return;
+        }
+        sys::sleep_us(100);
+    }
+}
+
+/// Has link groups looked at by whoever waits. False: there are too many. Engine.
+pub fn add_group(g: &Group) -> bool {
+    let Some(_g) = DISPATCH.lock() else {
+        return false;
+    };
+    let Some(i) = GROUP_TABLE.iter().position(|t| t.load(Relaxed).is_null()) else {
+        return false;
+    };
+    GROUP_TABLE[i].store((g as *const Group).cast_mut(), Release);
+    let count = GROUP_COUNT.load(Relaxed).max(i as u32 + 1);
+    GROUP_COUNT.store(count, Release);
+    true
+}
+
+/// Nobody looks at the group any more once this has returned. Engine.
+pub fn remove_group(g: &Group) {
+    let _g = DISPATCH.lock();
+    for t in &GROUP_TABLE {
+        if core::ptr::eq(t.load(Relaxed), g) {
+            t.store(core::ptr::null_mut(), Release);
+        }
+    }
+    let last = GROUP_TABLE.iter().rposition(|t| !t.load(Relaxed).is_null());
+    GROUP_COUNT.store(last.map_or(0, |i| i as u32 + 1), Release);
 }
 
 fn dispatch_slow(p: &'static BellPage) {
@@ -429,6 +638,11 @@ pub fn after_fork_child() {
     for t in &TABLE {
         t.store(core::ptr::null_mut(), Relaxed);
     }
+    for t in &GROUP_TABLE {
+        t.store(core::ptr::null_mut(), Relaxed);
+    }
+    GROUP_COUNT.store(0, Relaxed);
+    LIMBO.store(core::ptr::null_mut(), Relaxed);
     MY_BELL.with(|c| c.set(0));
     end_use();
     DISPATCH.reset();

@@ -112,6 +112,97 @@ pub fn seek_back(fd: c_int, n: i64) {
     let _ = unsafe { syscall!(Sysno::lseek, fd, -n, libc::SEEK_CUR) };
 }
 
+/// The IPv4 or IPv6 address in a sockaddr; IPv4-mapped ones as IPv4. `None` for anything else.
+///
+/// # Safety
+/// `addr` null or readable for `len` bytes.
+pub unsafe fn socket_address(
+    addr: *const libc::sockaddr,
+    len: libc::socklen_t,
+) -> Option<core::net::SocketAddr> {
+    let len = len as usize;
+    if (addr as usize) < 4096 || len < size_of::<libc::sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: long enough for a family, as checked; the casts are to plain integers of the checked length.
+    unsafe {
+        match i32::from((*addr).sa_family) {
+            libc::AF_INET => {
+                let a = addr.cast::<libc::sockaddr_in>().read_unaligned();
+                let ip = core::net::Ipv4Addr::from(a.sin_addr.s_addr.to_ne_bytes());
+                Some((ip, u16::from_be(a.sin_port)).into())
+            }
+            libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
+                let a = addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                let ip = core::net::Ipv6Addr::from(a.sin6_addr.s6_addr).to_canonical();
+                Some((ip, u16::from_be(a.sin6_port)).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// While it lives, the calling thread can't be cancelled (pthread_setcancelstate(3)): for calls into other
+/// libraries that may reach a cancellation point in the middle of something.
+pub struct NoCancel(c_int);
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+impl NoCancel {
+    /// Disables cancellation.
+    pub fn new() -> NoCancel {
+        const PTHREAD_CANCEL_DISABLE: c_int = 1;
+        let mut old = 0;
+        // SAFETY: changes a state of the calling thread; `old` is writable.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut old) };
+        NoCancel(old)
+    }
+}
+
+impl Default for NoCancel {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for NoCancel {
+    fn drop(&mut self) {
+        // SAFETY: as above; the old state may go nowhere.
+        unsafe { pthread_setcancelstate(self.0, core::ptr::null_mut()) };
+    }
+}
+
+/// Ends a TCP connection with a reset, by connect(2) to AF_UNSPEC. The descriptor stays open.
+pub fn disconnect(fd: c_int) -> Result<()> {
+    let none = libc::sockaddr {
+        sa_family: libc::AF_UNSPEC as u16,
+        sa_data: [0; 14],
+    };
+    // SAFETY: a valid address of that length.
+    unsafe {
+        syscall!(
+            Sysno::connect,
+            fd,
+            &raw const none,
+            size_of::<libc::sockaddr>()
+        )
+    }
+    .map(drop)
+}
+
+/// Fills `buf` with random bytes (getrandom(2)).
+pub fn random(buf: &mut [u8]) -> Result<()> {
+    // SAFETY: writable for its length.
+    let n = unsafe { syscall!(Sysno::getrandom, buf.as_mut_ptr(), buf.len(), 0) }?;
+    if n == buf.len() {
+        Ok(())
+    } else {
+        Err(Errno::EIO)
+    }
+}
+
 /// close(2).
 pub fn close(fd: c_int) {
     // SAFETY: closing a descriptor touches no memory; the callers own `fd`.
@@ -210,6 +301,16 @@ impl TcpInfo {
     pub fn sent_total(&self) -> u64 {
         (self.bytes_sent - self.bytes_retrans.min(self.bytes_sent)) + u64::from(self.notsent_bytes)
     }
+    /// Whether the handshake is under way (SYN_SENT, SYN_RECV).
+    pub fn connecting(&self) -> bool {
+        matches!(self.state, 2 | 3)
+    }
+
+    /// Whether there is no connection any more (CLOSE).
+    pub fn closed(&self) -> bool {
+        self.state == 7
+    }
+
     /// Whether the connection is in state ESTABLISHED.
     pub fn established(&self) -> bool {
         self.state == 1

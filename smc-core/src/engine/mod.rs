@@ -5,14 +5,17 @@
 //!
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
-//!   them; `idle`: those that give their buffers back; `ipc`: links' sockets;
-//!   `status`: the answer to `smctl status`.
+//!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `rdma`:
+//!   SMC-R with other hosts; `status`: the answer to `smctl status`.
 
+mod handshake;
 mod idle;
 mod ipc;
 mod link;
+mod machine;
 mod open;
 mod peer;
+mod rdma;
 mod run;
 mod status;
 
@@ -139,7 +142,7 @@ pub fn withdraw(s: &Sock) {
 
 /// A connection has left its slot of `link`. Any thread, under its direction locks.
 pub fn slot_released(link: &Link) {
-    if link.used.fetch_sub(1, SeqCst) == 1 {
+    if link.used.fetch_sub(1, SeqCst) == 1 || link.limbo() {
         // The engine gives an idle link up after a while.
         fence(SeqCst);
         node::ring_own(node::ENGINE_BELL);
@@ -168,6 +171,42 @@ pub fn recall(asks: &Sock, link: &'static Link, slot: u32, at: u64) -> u32 {
         asks.rx.recall_done.store(ticket, SeqCst);
     }
     ticket
+}
+
+/// Negotiate SMC-R.
+const WORK_NEGOTIATE: u32 = 8;
+/// Give the negotiation up.
+const WORK_DECLINE: u32 = 16;
+
+/// Which end of an SMC-R handshake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It connected: sends the Proposal.
+    Client,
+    /// It accepted.
+    Server,
+}
+
+/// Both ends have sent the SMC option: the connection is in limbo until the engine has negotiated SMC-R. Its bytes
+/// go nowhere before.
+pub fn negotiate(s: &'static Sock, role: Role) {
+    let _ = role;
+    if STATE.load(Acquire) == IDLE {
+        run::start();
+    }
+    let entered = node::limbo().is_ok_and(|limbo| s.enter_limbo(limbo));
+    if !entered || STATE.load(Acquire) == OFF {
+        // Nobody here can speak CLC, and nothing else may come first.
+        s.note(Reason::ClcFailed);
+        s.leave_limbo(Some(sys::Errno::ECONNRESET));
+        return;
+    }
+    push(s, WORK_NEGOTIATE);
+}
+
+/// Asks the engine to give the negotiation up, in favour of TCP.
+pub fn decline(s: &Sock) {
+    push(s, WORK_DECLINE);
 }
 
 /// Asks the receiver of what `s` sends to recall what lies in the ring.
@@ -271,6 +310,7 @@ pub fn after_fork_child() {
     if STATE.load(Relaxed) == RUNNING {
         STATE.store(IDLE, Relaxed);
     }
+    crate::negotiate::remote::after_fork_child();
     SHARED.store(core::ptr::null_mut(), Relaxed);
     QUEUE.store(0, Relaxed);
 }

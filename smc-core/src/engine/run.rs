@@ -6,8 +6,8 @@ use libc::epoll_event;
 
 use super::peer::{Incoming, Peer};
 use super::{
-    COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE, WORK_FREE,
-    WORK_WRITABLE, ipc,
+    COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE, WORK_DECLINE,
+    WORK_FREE, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
 };
 use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
 use crate::observe::Reason;
@@ -15,6 +15,7 @@ use crate::policy::{self, Action, Identity, Policy, Role};
 use crate::ready;
 use crate::stream::{self, Downgrade, F_ACCEPTED, PLAIN, PUBLISHED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
+use crate::wire::SystemId;
 use crate::{fds, node};
 
 const EV_BELL: u64 = 0;
@@ -22,6 +23,12 @@ const EV_LISTENER: u64 = 1;
 const EV_PEER: u64 = 1 << 32;
 const EV_INCOMING: u64 = 2 << 32;
 const EV_WRITABLE: u64 = 3 << 32;
+/// The TCP socket of a handshake.
+pub(super) const EV_CLC: u64 = 4 << 32;
+/// The completion channel of a link group.
+pub(super) const EV_CQ: u64 = 5 << 32;
+/// The TCP socket of an SMC-R connection.
+pub(super) const EV_TCP: u64 = 6 << 32;
 
 /// Most connections to our socket that have not said yet what they are.
 const INCOMING: usize = 64;
@@ -91,6 +98,14 @@ pub(super) struct Engine {
     pub(super) leaving: Vec<(Downgrade, Then)>,
     /// When to look for idle connections, ns.
     pub(super) idle_look: Option<u64>,
+    /// Connections in limbo.
+    pub(super) handshakes: Vec<Option<Box<super::handshake::Handshake>>>,
+    /// Link groups with other hosts.
+    pub(super) groups: Vec<Option<Box<super::rdma::LinkGroup>>>,
+    /// Open RDMA devices.
+    pub(super) devices: Vec<super::rdma::Device>,
+    /// Our name in CLC: unique to this process.
+    pub(super) system_id: SystemId,
     flip_us: u64,
     flips: u64,
     pub(super) started_ms: u64,
@@ -171,6 +186,10 @@ impl Engine {
             incoming: Vec::new(),
             leaving: Vec::new(),
             idle_look: None,
+            handshakes: Vec::new(),
+            groups: Vec::new(),
+            devices: Vec::new(),
+            system_id: SystemId(id.get().to_be_bytes()),
             flip_us,
             flips: 0,
             started_ms,
@@ -181,13 +200,17 @@ impl Engine {
     fn run(&mut self) {
         let mut evs = [epoll_event { events: 0, u64: 0 }; 64];
         let mut next = None;
+        let mut busy = false;
         loop {
-            node::about_to_sleep(node::ENGINE_BELL);
+            node::engine_about_to_sleep(busy);
             node::dispatch();
+            let polls = node::polls();
             let timeout = if QUEUE.load(SeqCst) != 0 {
                 0
             } else if !self.leaving.is_empty() || self.flip_us > 0 {
                 1
+            } else if busy {
+                next.map_or(node::BUSY_LOOK_MS, |ms: i32| ms.min(node::BUSY_LOOK_MS))
             } else {
                 next.unwrap_or(-1)
             };
@@ -203,6 +226,7 @@ impl Engine {
                     8
                 )
             };
+            busy = node::polls() != polls;
             node::awake(node::ENGINE_BELL);
             node::dispatch();
             for e in &evs[..n.unwrap_or(0)] {
@@ -211,10 +235,8 @@ impl Engine {
             self.work();
             self.leave();
             self.flip();
-            next = match (self.tend_links(), self.tend_idle()) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
+            let times = [self.tend_links(), self.tend_idle(), self.tend_rdma()];
+            next = times.into_iter().flatten().min();
         }
     }
 
@@ -223,6 +245,9 @@ impl Engine {
         match data & !0xffff_ffff {
             EV_PEER => self.peer_readable(i),
             EV_INCOMING => self.incoming_readable(i),
+            EV_CLC => self.advance(i),
+            EV_CQ => self.completions(i),
+            EV_TCP => self.tcp_changed(i as u32),
             EV_WRITABLE => {
                 if let Some(s) = stream::POOL.get(i as u32)
                     && !s.continue_backlog()
@@ -296,6 +321,12 @@ impl Engine {
             if w & WORK_FREE != 0 {
                 stream::POOL.free(index);
                 continue;
+            }
+            if w & WORK_NEGOTIATE != 0 {
+                self.begin_handshake(s);
+            }
+            if w & WORK_DECLINE != 0 {
+                self.decline_handshake(s);
             }
             if w & WORK_CANDIDATE != 0 {
                 self.candidate(s);
@@ -518,7 +549,7 @@ fn answer_pin(fd: i32) {
     fds::close_private(fd);
 }
 
-fn watch(ep: i32, fd: i32, events: i32, data: u64) -> sys::Result<()> {
+pub(super) fn watch(ep: i32, fd: i32, events: i32, data: u64) -> sys::Result<()> {
     let ev = epoll_event {
         events: events as u32,
         u64: data,

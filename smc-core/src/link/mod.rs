@@ -2,13 +2,19 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`group`] | the data path: queue pair, connections, and who serves them |
+//! | [`conn`] | one connection: CDC messages out of cursors and flags, and the reverse |
 //! | [`llc`] | state machine of a group's link: set-up, keepalive, RTokens, end |
 //! | [`rtoken`] | the peer's RMBs that this side may write |
-//! | [`alert`] | the ids by which CDC messages name connections |
 //!
-//! They take bytes and time as arguments and return what is to be done, so that they know nothing of sockets, queue
-//! pairs or threads.
+//! `conn`, `llc` and `rtoken` take bytes and time as arguments and return what is to be done, so that they know nothing
+//! of sockets, queue pairs or threads.
 
-pub mod alert;
+pub mod conn;
+#[cfg(test)]
+mod conn_tests;
+pub mod group;
 pub mod llc;
 pub mod rtoken;
+
+pub use group::Group;

@@ -145,6 +145,36 @@ fn netns_of_socket(fd: RawFd) -> Result<u64, Errno> {
     }
 }
 
+/// Local address of a socket; the wildcard if it isn't bound.
+pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
+    let local = address(Sysno::getsockname, fd)?;
+    Ok(SocketAddr::new(local.ip().to_canonical(), local.port()))
+}
+
+/// Addresses of a connected socket's two ends; IPv4 in IPv4 form.
+///
+/// # Errors
+/// As getsockname(2) and getpeername(2).
+pub fn ends_of(fd: RawFd) -> Result<(SocketAddr, SocketAddr), Errno> {
+    let peer = address(Sysno::getpeername, fd)?;
+    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    Ok((local_of(fd)?, peer))
+}
+
+/// The address from which a connection to `peer` would come: the kernel's route for it. No packet is sent, as
+/// connecting a UDP socket only looks up the route.
+pub(super) fn route_source(peer: SocketAddr) -> Option<IpAddr> {
+    let to = socket2::SockAddr::from(peer);
+    let (family, kind) = (to.family(), libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
+    // SAFETY: touches no memory.
+    let fd = unsafe { syscall!(Sysno::socket, family, kind, 0) }.ok()? as RawFd;
+    // SAFETY: the address is valid for its length.
+    let connected = unsafe { syscall!(Sysno::connect, fd, to.as_ptr(), to.len()) };
+    let local = connected.and_then(|_| local_of(fd));
+    crate::sys::close(fd);
+    local.ok().map(|l| l.ip())
+}
+
 /// Runs getsockname or getpeername.
 fn address(call: Sysno, fd: RawFd) -> Result<SocketAddr, Errno> {
     #[repr(C)]

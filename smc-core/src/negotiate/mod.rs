@@ -19,6 +19,7 @@ pub mod fuzzing;
 pub mod message;
 pub mod option;
 mod raw;
+pub mod remote;
 pub mod runtime;
 
 #[cfg(test)]

@@ -125,6 +125,20 @@ reasons! {
         "The kernel's TCP_INFO lacks the byte counters that an upgrade depends on.";
     37 Pending "pending"
         "The program has yet to arm its one-shot epoll registration; the upgrade follows that.";
+    38 NoSmcOption "no-smc-option"
+        "The other host did not answer with the SMC TCP option, so it does not offer SMC-R.";
+    39 OptionDisabled "option-disabled"
+        "The SMC TCP option is not enabled for this process's control group: run 'smctl enable'.";
+    40 NoRdmaDevice "no-rdma-device"
+        "No RDMA device can serve this connection's local address: 'smctl device' shows why.";
+    41 FastOpen "fast-open"
+        "The program uses TCP Fast Open, which excludes SMC-R.";
+    42 ClcDeclined "clc-declined"
+        "The other host declined SMC-R in the handshake; the log has its diagnosis.";
+    43 ClcFailed "clc-failed"
+        "The SMC-R handshake failed and the connection was reset; the log says at which step.";
+    44 RdmaFailed "rdma-failed"
+        "An RDMA call failed while the connection was set up; the log says which.";
 }
 
 impl Reason {

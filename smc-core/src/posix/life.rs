@@ -5,11 +5,13 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use libc::{c_int, c_uint, sockaddr, socklen_t};
 
 use super::{fail, pin};
+use crate::engine::{self, Role};
 use crate::fabric::shm::TX_DONE;
 use crate::fds::{self, Entry};
+use crate::negotiate::{option, remote};
 use crate::observe::Reason;
 use crate::ready::Set;
-use crate::stream::{F_ACCEPTED, F_LISTENER, F_NONBLOCK, F_SHUT_RD, F_SHUT_WR, Sock};
+use crate::stream::{F_ACCEPTED, F_LISTENER, F_NONBLOCK, F_OFFERS, F_SHUT_RD, F_SHUT_WR, Sock};
 use crate::sys::{self, Errno};
 
 fn is_tcp(domain: c_int, ty: c_int, proto: c_int) -> bool {
@@ -72,8 +74,11 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
                         == Ok(libc::IPPROTO_TCP)
                 }
             };
-            if known {
-                Sock::create(fd, F_ACCEPTED | nonblock(flags));
+            if known && let Some(s) = Sock::create(fd, F_ACCEPTED | nonblock(flags)) {
+                let offers = matches!(e, Some(Entry::Sock(l)) if l.has(F_OFFERS));
+                if offers && option::peer_has_it(fd).unwrap_or(false) {
+                    engine::negotiate(s, Role::Server);
+                }
             }
         });
     }
@@ -91,31 +96,74 @@ pub unsafe fn connect(
     len: socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let _ = (fd, len);
-    match e {
+    let s = match e {
         Entry::Private => return fail(Errno::EBADF) as c_int,
-        Entry::Sock(s) if s.managed() => {
-            // SAFETY: readable, as connect(2) requires, if it is long enough for a family.
-            let unspec = !addr.is_null()
-                && len >= 2
-                && unsafe { (*addr).sa_family } == libc::AF_UNSPEC as u16;
-            if unspec {
-                pin(s, Reason::Closed);
-            }
+        // The kernel would say that the connection stands, but it is still being negotiated.
+        Entry::Sock(s) if s.limbo() => return fail(Errno::EALREADY) as c_int,
+        Entry::Sock(s) => s,
+        Entry::Set(_) => return real(),
+    };
+    if s.managed() {
+        // SAFETY: readable, as connect(2) requires, if it is long enough for a family.
+        let unspec =
+            !addr.is_null() && len >= 2 && unsafe { (*addr).sa_family } == libc::AF_UNSPEC as u16;
+        if unspec {
+            pin(s, Reason::Closed);
+        }
+    }
+    // SAFETY: as above.
+    let peer = unsafe { sys::socket_address(addr, len) };
+    if !peer.is_some_and(|peer| remote::offer_connect(s, fd, peer)) {
+        return real();
+    }
+    let r = real();
+    let errno = Errno::new(sys::errno());
+    match r {
+        0 if !option::peer_has_it(fd).unwrap_or(false) => s.note(Reason::NoSmcOption),
+        0 => {
+            engine::negotiate(s, Role::Client);
+            return connected(s, fd);
+        }
+        // Goes on in the background.
+        _ if matches!(errno, Errno::EINPROGRESS | Errno::EINTR) => {
+            engine::negotiate(s, Role::Client);
         }
         _ => {}
     }
-    real()
+    sys::set_errno(errno);
+    r
+}
+
+/// Waits for the end of a handshake, as a blocking connect(2) does.
+fn connected(s: &'static Sock, fd: c_int) -> c_int {
+    while s.limbo() {
+        match s.block(fd, true) {
+            Ok(()) => {}
+            // SO_SNDTIMEO is over.
+            Err(Errno::EAGAIN) => return fail(Errno::EINPROGRESS) as c_int,
+            Err(e) => return fail(e) as c_int,
+        }
+    }
+    match s.take_error() {
+        Some(e) => fail(e) as c_int,
+        None => 0,
+    }
 }
 
 /// listen(2).
 pub fn listen(e: Entry, fd: c_int, backlog: c_int, real: impl FnOnce() -> c_int) -> c_int {
-    let _ = (fd, backlog);
+    let _ = backlog;
+    let Entry::Sock(s) = e else { return real() };
+    // Before the first SYN can come.
+    let mut offers = 0;
+    quietly(|| {
+        if !s.has(F_LISTENER) && remote::offer_listen(s, fd) {
+            offers = F_OFFERS;
+        }
+    });
     let r = real();
-    if r == 0
-        && let Entry::Sock(s) = e
-    {
-        s.flags.fetch_or(F_LISTENER, Relaxed);
+    if r == 0 {
+        s.flags.fetch_or(F_LISTENER | offers, Relaxed);
     }
     r
 }
@@ -144,6 +192,9 @@ pub fn shutdown(e: Entry, fd: c_int, how: c_int, real: impl FnOnce() -> c_int) -
         _ => return real(),
     };
     let wr = how == libc::SHUT_WR || how == libc::SHUT_RDWR;
+    if s.limbo() && s.defer_shutdown(wr, how != libc::SHUT_WR) {
+        return 0;
+    }
     if wr {
         s.drain_backlog();
     }
@@ -176,7 +227,13 @@ fn before_close(e: Entry, fd: c_int) {
         && s.managed()
     {
         s.drain_backlog();
-        if s.unread_rmb() {
+        let unread = s.unread_rmb();
+        if s.fixed() {
+            let lingers = sys::getsockopt::<libc::linger>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+            if unread || lingers.is_ok_and(|l| l.l_onoff != 0 && l.l_linger == 0) {
+                s.abort_on_detach();
+            }
+        } else if unread {
             // TCP resets when unread bytes are thrown away.
             let linger = libc::linger {
                 l_onoff: 1,

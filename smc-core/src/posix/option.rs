@@ -97,7 +97,10 @@ pub unsafe fn ioctl(
 }
 
 /// getsockopt(2).
-pub fn getsockopt(
+///
+/// # Safety
+/// As getsockopt(2).
+pub unsafe fn getsockopt(
     e: Entry,
     fd: c_int,
     level: c_int,
@@ -106,8 +109,22 @@ pub fn getsockopt(
     len: *mut socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let _ = (fd, val, len);
+    let _ = fd;
     match e {
+        Entry::Sock(s) if level == libc::SOL_SOCKET && name == libc::SO_ERROR => {
+            let r = real();
+            if r == 0
+                && let Some(e) = s.take_error()
+            {
+                // SAFETY: the kernel has just written both.
+                unsafe {
+                    if *len as usize >= size_of::<c_int>() {
+                        val.cast::<c_int>().write_unaligned(e.into_raw());
+                    }
+                }
+            }
+            return r;
+        }
         Entry::Private => return fail(Errno::EBADF) as c_int,
         Entry::Sock(s) if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE => {
             pin(s, Reason::UnsupportedOption);

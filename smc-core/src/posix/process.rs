@@ -13,6 +13,9 @@ use crate::stream::{self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, MANAGED,
 use crate::sys::Errno;
 use crate::{engine, lock, node, ready, sys};
 
+/// How long an exiting process waits for peers on other hosts to have what it has sent.
+const EXIT_LINGER_NS: u64 = 1_000_000_000;
+
 /// Downgrades that a failed exec must undo.
 static EXEC: Mutex<Vec<Downgrade>> = Mutex::new(Vec::new());
 
@@ -247,12 +250,14 @@ fn adopt(fd: i32) {
     }
 }
 
-/// The process ends in an orderly way. Nothing is waited for.
+/// The process ends in an orderly way. Only what travels by RDMA is waited for, shortly.
 pub fn exiting() {
     stream::POOL.each(|_, s| {
         if s.state.load(SeqCst) == MANAGED {
             s.exiting();
         }
     });
+    // What was written by RDMA is the device's, not the kernel's, and ends with the process.
+    node::linger(EXIT_LINGER_NS);
     engine::exiting();
 }

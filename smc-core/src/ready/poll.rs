@@ -222,7 +222,9 @@ unsafe fn sleep(
             // Plain ones too: they may become managed under us.
             Some(fds::Entry::Sock(s)) => {
                 seated &= bell.is_some_and(|b| s.take_seat(b).is_some());
-                if s.managed() {
+                if s.fixed() {
+                    k.fd = -1;
+                } else if s.managed() {
                     k.events = s.kernel_interest(p.events);
                 }
             }

@@ -99,9 +99,7 @@ impl Sock {
         // The peer learns that we have gone. Only then may the slot be used again, by whom it may be.
         self.out().tx.flags.fetch_or(TX_CLOSED, SeqCst);
         self.tell_peer();
-        let me = (self as *const Sock).cast_mut();
-        let _ =
-            link.slots[slot as usize].compare_exchange(me, core::ptr::null_mut(), SeqCst, Relaxed);
+        link.vacate(slot, self);
         self.ops.store(0, Relaxed);
         engine::slot_released(link);
     }
@@ -169,6 +167,9 @@ impl Sock {
     /// as unread bytes in the kernel would.
     pub fn exiting(&self) {
         let fd = self.fd.load(Relaxed);
+        if self.exiting_fixed() {
+            return;
+        }
         if let Some(_g) = self.rx.lock.try_lock()
             && self.managed()
             && fds::is_sock(fd, self)

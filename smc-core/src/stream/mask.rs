@@ -11,8 +11,8 @@ use super::{F_BROKEN, F_SHUT_RD, F_SHUT_WR, Sock, Want};
 use crate::fabric::shm::{TX_CLOSED, TX_DONE};
 use crate::sys;
 
-const IN: i16 = POLLIN | POLLRDNORM;
-const OUT: i16 = POLLOUT | POLLWRNORM;
+pub(super) const IN: i16 = POLLIN | POLLRDNORM;
+pub(super) const OUT: i16 = POLLOUT | POLLWRNORM;
 
 impl Sock {
     /// Readiness now. `want_out`: also find out about room, and ask to be told of it. `force`: ask the
@@ -20,6 +20,9 @@ impl Sock {
     pub fn mask(&self, fd: i32, want_out: bool, force: bool) -> i16 {
         if self.has(F_BROKEN) {
             return IN | OUT | POLLERR | POLLHUP | POLLRDHUP;
+        }
+        if self.fixed() {
+            return self.fixed_mask(want_out);
         }
         let mut m = 0;
         let mut ask = force || self.rx.hint.load(Relaxed) != 0 || self.has(F_SHUT_RD | F_SHUT_WR);
@@ -91,9 +94,10 @@ impl Sock {
         }
         m
     }
+
     /// Whether a spinning poll should look again. Without locks.
     pub(crate) fn news(&self) -> bool {
-        self.rx_news() || self.rx.hint.load(Relaxed) != 0
+        self.rx_news() || self.rx.hint.load(Relaxed) != 0 && !self.fixed()
     }
 
     /// Whether bytes or FIN in the TCP socket matter to a sleeping reader.

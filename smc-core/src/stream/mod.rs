@@ -15,6 +15,7 @@
 //! - `tx`: sending; `rx`: receiving; `switch`: evidence, upgrade, downgrade;
 //! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
+mod fixed;
 mod idle;
 mod life;
 mod mask;
@@ -68,6 +69,8 @@ pub const F_BROKEN: u32 = 32;
 pub const F_ACCEPTED: u32 = 64;
 /// The peer has left the link: look whether we can, too.
 pub const F_LEFT: u32 = 128;
+/// A listener whose SYN-ACKs offer SMC-R.
+pub const F_OFFERS: u32 = 1024;
 /// An epoll registration could not be taken over: the connection must go back to TCP.
 const F_CANT_SERVE: u32 = 256;
 /// The upgrade waits until a one-shot registration is armed.
@@ -124,6 +127,8 @@ pub struct Rx {
     empty: AtomicU32,
     /// An error of the kernel's, to be reported when the ring has been drained.
     error: AtomicU32,
+    /// The reset of a connection that can't go back to TCP has been reported: once, as TCP does.
+    reset_told: AtomicU32,
 }
 
 impl Tx {
@@ -256,6 +261,7 @@ impl Sock {
             &self.tx.full,
             &self.rx.passed,
             &self.rx.error,
+            &self.rx.reset_told,
             &self.spin_ns,
             &self.hold,
         ] {

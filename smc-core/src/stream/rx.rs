@@ -28,7 +28,7 @@ pub enum Want {
     Frozen,
 }
 
-enum RingEnd {
+pub(super) enum RingEnd {
     Eof,
     /// TCP holds bytes that should not be there.
     Foreign,
@@ -281,7 +281,7 @@ impl Sock {
                 }
                 continue;
             }
-            if self.link().is_dead() {
+            if self.link().is_dead() && !self.link().fixed() {
                 // The sender died while this direction was on the RMB, and all it published has been
                 // read (the cursor was loaded before; look again now that it can't move any more).
                 if dir.tx.prod.load(Acquire) == prod && dir.tx.switches.load(Acquire) == head {
@@ -314,6 +314,9 @@ impl Sock {
     /// The ring is empty and is the carrier: asks the kernel, if there is a reason to, whether the
     /// connection has ended. `Err(EAGAIN)`: nothing yet.
     fn ring_ended(&self, fd: i32) -> Result<RingEnd> {
+        if self.fixed() {
+            return self.fixed_ended();
+        }
         let told = self.inc().tx.flags.load(Acquire) & (TX_DONE | TX_CLOSED) != 0;
         let ask = told
             || self.rx.hint.load(Relaxed) != 0

@@ -50,6 +50,10 @@ pub struct Downgrade {
     both: bool,
     /// Nothing may stay in the rings.
     empty: bool,
+    /// The connection can't go back to TCP,
+    fixed: bool,
+    /// except that it is still being negotiated, which is given up now.
+    limbo: bool,
 }
 
 impl Sock {
@@ -215,7 +219,15 @@ impl Sock {
             holds: false,
             both,
             empty,
+            fixed: self.fixed(),
+            limbo: self.limbo(),
         };
+        if d.fixed {
+            if d.limbo {
+                engine::decline(self);
+            }
+            return d;
+        }
         if let Some(r) = pin {
             self.pin(r);
             fence(SeqCst);
@@ -362,6 +374,7 @@ impl Sock {
     pub fn flip(&'static self) {
         if let Some(_g) = self.tx.lock.lock()
             && self.managed()
+            && !self.fixed()
             && self.tx.switches.load(Relaxed) & 1 == 1
             && self.out().rx.passed.load(Acquire).wrapping_add(3) > self.tx.switches.load(Relaxed)
         {
@@ -394,6 +407,12 @@ impl Downgrade {
     /// not answer, or has left with bytes that only we hold).
     pub fn done(&self) -> Option<bool> {
         let s = self.sock;
+        if self.limbo && self.current() && s.limbo() {
+            return self.given_up();
+        }
+        if self.fixed {
+            return Some(!self.current());
+        }
         let patience = if self.empty {
             self.until - RECALL_TIMEOUT_NS / 2
         } else {

@@ -148,6 +148,9 @@ impl Sock {
                 // SAFETY: promised by the caller. The kernel answers EPIPE.
                 return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
             }
+            if self.fixed() && self.peer_left() {
+                return Err(self.ended_send());
+            }
             if self.peer_left() {
                 // Nobody reads the ring any more: the kernel gives TCP's answer.
                 self.tx_log(self.tx.off());
@@ -155,6 +158,9 @@ impl Sock {
             }
             let room = self.room()?;
             if room == 0 {
+                if self.fixed() {
+                    return Err(Errno::EAGAIN);
+                }
                 if spill && self.spill_tx() {
                     continue;
                 }
@@ -244,6 +250,10 @@ impl Sock {
     /// stream counts as writable again only when a good part of it is free.
     fn enough_room(&self, cons: u64, off: u64) -> bool {
         let size = u64::from(self.tx_ring().size());
+        if size == 0 {
+            // Being negotiated.
+            return false;
+        }
         // Without the lock the two may not belong together: then look again.
         cons > off || size.saturating_sub(self.in_ring(off, cons)) * 4 >= size
     }
@@ -381,15 +391,18 @@ impl Sock {
         let Some(_g) = self.tx.lock.lock() else {
             return Err(Errno::EAGAIN);
         };
-        if !crate::fds::is_sock(fd, self)
-            || !self.managed()
-            || self.peer_left()
-            || self.has(F_SHUT_WR)
-        {
+        if !crate::fds::is_sock(fd, self) || !self.managed() || self.has(F_SHUT_WR) {
             return Ok(None);
         }
         if self.has(F_BROKEN) {
             return Err(Errno::ECONNRESET);
+        }
+        if self.peer_left() {
+            return if self.fixed() {
+                Err(self.ended_send())
+            } else {
+                Ok(None)
+            };
         }
         if self.tx.switches.load(Relaxed) & 1 == 0 && !self.try_upgrade_tx(fd) {
             return if self.flush_backlog(fd)? {
@@ -400,7 +413,7 @@ impl Sock {
         }
         let room = self.room()?;
         if room == 0 {
-            return if self.hung_up(fd) {
+            return if !self.fixed() && self.hung_up(fd) {
                 Ok(None)
             } else {
                 Err(Errno::EAGAIN)

@@ -99,7 +99,8 @@ impl<'a> Wait<'a> {
             past if past <= now => now + after,
             at => at,
         };
-        (self.tx && self.sock.tx.switches.load(Relaxed) & 1 == 1).then_some(at)
+        let may = self.tx && !self.sock.fixed();
+        (may && self.sock.tx.switches.load(Relaxed) & 1 == 1).then_some(at)
     }
 
     fn deadline(&mut self, start: u64) -> Option<u64> {
@@ -148,7 +149,8 @@ impl<'a> Wait<'a> {
         };
         let mut fds = [
             pollfd {
-                fd: self.fd,
+                // Where TCP carries nothing, it has nothing to say either.
+                fd: if s.fixed() { -1 } else { self.fd },
                 events: 0,
                 revents: 0,
             },
@@ -253,7 +255,7 @@ impl Sock {
         passed & 1 == 1
             && (dir.tx.prod.load(Acquire) != self.rx.off()
                 || dir.tx.flags.load(Relaxed) & (TX_DONE | TX_CLOSED) != 0
-                    && self.rx.hint.load(Relaxed) != 0
+                    && (self.rx.hint.load(Relaxed) != 0 || self.link().fixed())
                 || self.link().is_dead())
     }
 
@@ -297,6 +299,7 @@ pub fn spin(start: u64, budget: u64, ready: impl Fn() -> bool) -> bool {
     node::COUNTERS.spins.fetch_add(1, Relaxed);
     let mut next_yield = start + YIELD_AFTER_NS;
     loop {
+        node::poll_rdma();
         for _ in 0..32 {
             if ready() {
                 return true;

@@ -1,0 +1,751 @@
+//! Drives the SMC-R handshakes: CLC on the program's TCP socket, and what it asks for on the RDMA side.
+//!
+//! What is said when is decided by the state machines of [`crate::negotiate::clc`]; link groups are [`LinkGroup`]s. Here
+//! the two are brought together: bytes are carried between machine and socket, tasks are done on a group, and at the
+//! end the stream leaves limbo, for the group or for TCP.
+
+use core::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, iovec};
+
+use super::machine::{Machine, Task};
+use super::rdma::{Device, LinkGroup, Remote};
+use super::run::Engine;
+use super::{COUNTERS, Role};
+use crate::fabric::verbs::{self, Choice};
+use crate::link::llc;
+use crate::negotiate::clc::{
+    Action, Client, Established, Local, Outcome, Prepared, Server, Side, Terms, server,
+};
+use crate::negotiate::{endpoint, option, remote};
+use crate::node;
+use crate::observe::Reason;
+use crate::policy;
+use crate::ring::Ring;
+use crate::stream::{self, F_ACCEPTED, Sock};
+use crate::sys::{self, Errno, TcpInfo};
+use crate::wire::clc::{AcceptConfirm, Diagnosis, List};
+use crate::wire::{Eid, Mtu, Rtoken, SystemId};
+
+/// Connections that one of our link groups takes; the most that the protocol can say.
+const MAX_CONNS: u8 = 255;
+/// Links of a group. One: a second would need a second device, and the peer would wait for it.
+const MAX_LINKS: u8 = 1;
+/// How long a connection waits for another one's first contact with the same peer, to join its link group.
+const JOIN_WAIT: Duration = Duration::from_secs(3);
+
+/// What a handshake waits for, besides the peer's messages.
+enum Wait {
+    Nothing,
+    /// CONFIRM LINK of its group.
+    Link,
+    /// The peer's answer to CONFIRM RKEY.
+    Rkey(Rtoken),
+    /// The first contact of another connection with the same client, or the time when it is too late for that.
+    Group(usize, server::Request, Instant),
+}
+
+/// One connection in limbo.
+pub(super) struct Handshake {
+    index: u32,
+    generation: u32,
+    machine: Machine,
+    wait: Wait,
+    /// Bytes to be written, and how many of them are.
+    out: (Vec<u8>, usize),
+    /// Port and GID for the connection.
+    choice: Option<Choice>,
+    rmb_size: u32,
+    /// Link group, slot, and what the peer was told of our end.
+    place: Option<(usize, u32)>,
+    /// The group was made for this connection.
+    first: bool,
+    /// Server: the client's address and name, from its Proposal.
+    request: Option<server::Request>,
+    rings: Option<(Ring, Ring)>,
+}
+
+/// Why a task can't be done.
+enum Refusal {
+    Decline(Diagnosis),
+    Rdma(verbs::Error),
+}
+
+impl From<verbs::Error> for Refusal {
+    fn from(e: verbs::Error) -> Refusal {
+        Refusal::Rdma(e)
+    }
+}
+
+impl Handshake {
+    fn stream(&self) -> Option<&'static Sock> {
+        stream::POOL
+            .get(self.index)
+            .filter(|s| s.generation.load(Relaxed) == self.generation && s.limbo())
+    }
+}
+
+impl Engine {
+    /// Takes up a connection that a program thread has put into limbo.
+    pub(super) fn begin_handshake(&mut self, s: &'static Sock) {
+        if !s.limbo() {
+            return;
+        }
+        let h = Box::new(Handshake {
+            index: s.index.load(Relaxed),
+            generation: s.generation.load(Relaxed),
+            machine: Machine::Connecting,
+            wait: Wait::Nothing,
+            out: (Vec::new(), 0),
+            choice: None,
+            rmb_size: 0,
+            place: None,
+            first: false,
+            request: None,
+            rings: None,
+        });
+        let i = self
+            .handshakes
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.handshakes.push(None);
+                self.handshakes.len() - 1
+            });
+        self.handshakes[i] = Some(h);
+        self.advance(i);
+    }
+
+    /// Gives a handshake up in favour of TCP, if it is not too late.
+    pub(super) fn decline_handshake(&mut self, s: &'static Sock) {
+        let me = (s.index.load(Relaxed), s.generation.load(Relaxed));
+        let found = self
+            .handshakes
+            .iter_mut()
+            .position(|h| h.as_ref().is_some_and(|h| (h.index, h.generation) == me));
+        if let Some(i) = found {
+            if let Some(h) = &mut self.handshakes[i] {
+                h.machine.decline(Diagnosis::OptUnsupp, Instant::now());
+            }
+            self.advance(i);
+        }
+    }
+
+    /// Moves handshake `i` on as far as it goes.
+    pub(super) fn advance(&mut self, i: usize) {
+        let Some(mut h) = self.handshakes.get_mut(i).and_then(Option::take) else {
+            return;
+        };
+        let Some(s) = h.stream() else {
+            // Closed by the program.
+            self.undo(&mut h);
+            return;
+        };
+        if matches!(h.machine, Machine::Connecting) && !self.tcp_connected(s, &mut h) {
+            if s.limbo() {
+                self.arm_handshake(i, s, libc::EPOLLOUT);
+                self.handshakes[i] = Some(h);
+            }
+            return;
+        }
+        loop {
+            match s.with_fd(|fd| flush(fd, &mut h)) {
+                None => return self.undo(&mut h),
+                Some(false) => {
+                    self.arm_handshake(i, s, libc::EPOLLOUT);
+                    break;
+                }
+                Some(true) => {}
+            }
+            match h.machine.poll() {
+                Some(Action::Send(bytes)) => h.out = (bytes, 0),
+                Some(Action::Task(t)) => self.task(&mut h, t),
+                Some(Action::Done(outcome)) => return self.finish(s, &mut h, outcome),
+                None => match s.with_fd(|fd| take(fd, &mut h)) {
+                    None => return self.undo(&mut h),
+                    Some(true) => {}
+                    Some(false) => {
+                        if h.machine.want() > 0 {
+                            self.arm_handshake(i, s, libc::EPOLLIN | libc::EPOLLRDHUP);
+                        }
+                        break;
+                    }
+                },
+            }
+        }
+        self.handshakes[i] = Some(h);
+    }
+
+    fn arm_handshake(&self, i: usize, s: &Sock, events: i32) {
+        let data = super::run::EV_CLC | i as u64;
+        s.with_fd(|fd| super::run::watch(self.epfd, fd, events | libc::EPOLLONESHOT, data));
+    }
+
+    /// Whether the TCP connection stands and the other end has the option; then the machine is made. If it never
+    /// will, the connection is plain TCP.
+    fn tcp_connected(&mut self, s: &'static Sock, h: &mut Handshake) -> bool {
+        let state = s.with_fd(|fd| {
+            let connecting = TcpInfo::of(fd).is_ok_and(|t| t.connecting());
+            (
+                connecting,
+                option::peer_has_it(fd).unwrap_or(false),
+                endpoint::ends_of(fd),
+            )
+        });
+        match state {
+            Some((true, ..)) | None => return false,
+            Some((false, true, Ok((local, peer)))) => {
+                self.make_machine(s, h, local, peer);
+                return true;
+            }
+            _ => {}
+        }
+        s.note(Reason::NoSmcOption);
+        s.leave_limbo(None);
+        false
+    }
+
+    fn make_machine(
+        &mut self,
+        s: &Sock,
+        h: &mut Handshake,
+        local: std::net::SocketAddr,
+        peer: std::net::SocketAddr,
+    ) {
+        let now = Instant::now();
+        let server = s.has(F_ACCEPTED);
+        let role = if server {
+            policy::Role::Listen
+        } else {
+            policy::Role::Connect
+        };
+        let config = self.clc_local();
+        let offered = remote::remote().and_then(|r| {
+            let tunables = r.offers(local, peer, role)?;
+            Some((tunables, r.device(local.ip())))
+        });
+        let refusal = match offered {
+            Some((tunables, Ok(choice))) => {
+                h.rmb_size = tunables.rmb_size;
+                h.choice = Some(choice);
+                None
+            }
+            Some((_, Err(why))) => {
+                log::info!("{local} -> {peer}: {why}");
+                Some(Diagnosis::NoSmcRDev)
+            }
+            None => Some(Diagnosis::CnfErr),
+        };
+        log::debug!(
+            "{local} -> {peer}: CLC as {}",
+            if server { "server" } else { "client" }
+        );
+        h.machine = match (server, refusal, &h.choice) {
+            (true, refusal, _) => {
+                let mut m = Server::new(config, now);
+                if let Some(d) = refusal {
+                    m.decline(d, now);
+                }
+                Machine::Server(Box::new(m))
+            }
+            (false, None, Some(choice)) => {
+                let gid = choice.gid;
+                Machine::Client(Box::new(Client::new(config, gid, List::new(), now)))
+            }
+            (false, refusal, _) => {
+                let d = refusal.unwrap_or(Diagnosis::NoSmcRDev);
+                Machine::Client(Box::new(Client::without_device(config, d)))
+            }
+        };
+    }
+
+    fn clc_local(&self) -> Local {
+        let ueids: &[Eid] = remote::remote().map_or(&[], |r| &r.smc_r().ueids);
+        Local {
+            system_id: self.system_id,
+            eids: List::from_slice(ueids).unwrap_or_default(),
+            max_conns: MAX_CONNS,
+            max_links: MAX_LINKS,
+            features: 0,
+            hostname: hostname(),
+        }
+    }
+
+    /// Does a task, or declines.
+    fn task(&mut self, h: &mut Handshake, t: Task) {
+        let now = Instant::now();
+        let done = match t {
+            Task::PrepareFirst(accept) => self.prepare_first(h, &accept),
+            Task::PrepareSubsequent(accept) => self.prepare_subsequent(h, &accept),
+            Task::Prepare(request) => self.prepare(h, request),
+            Task::Connect(confirm, first) => self.connect(h, &confirm, first),
+            Task::AwaitLink => {
+                h.wait = Wait::Link;
+                self.check_link(h);
+                Ok(())
+            }
+            Task::AddLink => {
+                h.machine.add_link_done(now);
+                Ok(())
+            }
+        };
+        match done {
+            Ok(()) => {}
+            Err(Refusal::Decline(d)) => h.machine.decline(d, now),
+            Err(Refusal::Rdma(e)) => {
+                log::warn!("SMC-R handshake: {e}");
+                COUNTERS.count(Reason::RdmaFailed);
+                h.machine.decline(Diagnosis::ErrRdyLnk, now);
+            }
+        }
+    }
+
+    /// Opens the device of a choice, or finds it open; also gives the port's MTU.
+    fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
+        let known = self.devices.iter().position(|d| d.name() == choice.device);
+        let i = match known {
+            Some(i) => i,
+            None => match Device::open(&choice.device) {
+                Ok(d) => {
+                    self.devices.push(d);
+                    self.devices.len() - 1
+                }
+                Err(why) => {
+                    log::warn!("RDMA device {}: {why}", choice.device);
+                    return Err(Refusal::Decline(Diagnosis::NoSmcRDev));
+                }
+            },
+        };
+        let mtu = self.devices[i].mtu(choice.port)?;
+        Ok((i, mtu))
+    }
+
+    /// A new link group for this handshake.
+    fn new_group(
+        &mut self,
+        h: &mut Handshake,
+        role: Role,
+        peer: SystemId,
+    ) -> Result<(usize, Mtu), Refusal> {
+        let choice = h.choice.clone();
+        let choice = choice.ok_or(Refusal::Decline(Diagnosis::NoSmcRDev))?;
+        let (device, mtu) = self.open_device(&choice)?;
+        let role = match role {
+            Role::Client => llc::Role::Client,
+            Role::Server => llc::Role::Server,
+        };
+        let group = LinkGroup::new(&self.devices[device], &choice, role, peer)?;
+        let channel = group.channel();
+        let g = self
+            .groups
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.groups.push(None);
+                self.groups.len() - 1
+            });
+        self.groups[g] = Some(Box::new(group));
+        let data = super::run::EV_CQ | g as u64;
+        let _ = super::run::watch(self.epfd, channel, libc::EPOLLIN, data);
+        h.first = true;
+        Ok((g, mtu))
+    }
+
+    fn group(&mut self, g: usize) -> Result<&mut LinkGroup, Refusal> {
+        let group = self.groups.get_mut(g).and_then(Option::as_deref_mut);
+        group.ok_or(Refusal::Decline(Diagnosis::NoActLink))
+    }
+
+    fn prepare_first(&mut self, h: &mut Handshake, accept: &AcceptConfirm) -> Result<(), Refusal> {
+        let (g, mtu) = self.new_group(h, Role::Client, accept.system_id)?;
+        let size = h.rmb_size;
+        let terms = accept.v2.and_then(|v| v.extension).map(|e| Terms::from(&e));
+        let terms = terms.unwrap_or(Terms::RELEASE_0);
+        let group = self.group(g)?;
+        h.place = Some((g, u32::MAX));
+        let (slot, end) = group.prepare(size, mtu)?;
+        h.place = Some((g, slot));
+        group.announced(end.rtoken);
+        group.connect(Remote {
+            gid: accept.end.gid,
+            qpn: accept.end.qpn,
+            psn: accept.end.psn,
+            mtu: accept.end.mtu.min(mtu),
+        })?;
+        h.rings = Some(group.complete(slot, &accept.end)?);
+        group.confirm_link(terms.max_links, terms.max_conns);
+        h.machine
+            .prepared(Prepared { end, direct: true }, true, Instant::now());
+        Ok(())
+    }
+
+    fn prepare_subsequent(
+        &mut self,
+        h: &mut Handshake,
+        accept: &AcceptConfirm,
+    ) -> Result<(), Refusal> {
+        let (qpn, gid) = (accept.end.qpn, accept.end.gid);
+        let g = self.find_group(llc::Role::Client, |group| {
+            group.peer == accept.system_id
+                && group.remote.is_some_and(|r| r.qpn == qpn && r.gid == gid)
+        });
+        let g = g.ok_or(Refusal::Decline(Diagnosis::SyncErr))?;
+        self.join(h, g)?;
+        let (_, slot) = h.place.unwrap_or((g, 0));
+        h.rings = Some(self.group(g)?.complete(slot, &accept.end)?);
+        Ok(())
+    }
+
+    fn find_group(&self, role: llc::Role, which: impl Fn(&LinkGroup) -> bool) -> Option<usize> {
+        self.groups.iter().position(|g| {
+            g.as_ref()
+                .is_some_and(|g| g.role == role && g.has_room() && which(g))
+        })
+    }
+
+    /// Takes a place on an existing group and has the peer confirm the RMB.
+    fn join(&mut self, h: &mut Handshake, g: usize) -> Result<(), Refusal> {
+        let choice = self.group(g)?.choice().clone();
+        let (_, mtu) = self.open_device(&choice)?;
+        let size = h.rmb_size;
+        let group = self.group(g)?;
+        let (slot, end) = group.prepare(size, mtu)?;
+        h.place = Some((g, slot));
+        let now = Instant::now();
+        if group.confirm_rkey(end.rtoken) {
+            h.machine
+                .prepared(Prepared { end, direct: true }, false, now);
+        } else {
+            h.machine.rkey_sent(now);
+            h.wait = Wait::Rkey(end.rtoken);
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, h: &mut Handshake, request: server::Request) -> Result<(), Refusal> {
+        h.request = Some(request);
+        let is_peer = |group: &LinkGroup| {
+            group.peer == request.system_id && group.client_gid == Some(request.gid)
+        };
+        if let Some(g) = self.find_group(llc::Role::Server, is_peer) {
+            return self.join(h, g);
+        }
+        // A first contact with the same client may be under way.
+        let coming = self.groups.iter().position(|g| {
+            g.as_ref().is_some_and(|g| {
+                g.role == llc::Role::Server && is_peer(g) && !g.is_up() && g.down.is_none()
+            })
+        });
+        let now = Instant::now();
+        let until = match h.wait {
+            Wait::Group(_, _, until) => until,
+            _ => now + JOIN_WAIT,
+        };
+        if let Some(g) = coming
+            && now < until
+        {
+            h.wait = Wait::Group(g, request, until);
+            return Ok(());
+        }
+        h.wait = Wait::Nothing;
+        let (g, mtu) = self.new_group(h, Role::Server, request.system_id)?;
+        let size = h.rmb_size;
+        let group = self.group(g)?;
+        h.place = Some((g, u32::MAX));
+        group.client_gid = Some(request.gid);
+        let (slot, end) = group.prepare(size, mtu)?;
+        h.place = Some((g, slot));
+        group.announced(end.rtoken);
+        h.machine
+            .prepared(Prepared { end, direct: true }, true, now);
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        h: &mut Handshake,
+        confirm: &AcceptConfirm,
+        first: bool,
+    ) -> Result<(), Refusal> {
+        let (Some((g, slot)), Some(request)) = (h.place, h.request) else {
+            return Err(Refusal::Decline(Diagnosis::IntErr));
+        };
+        let group = self.group(g)?;
+        h.rings = Some(group.complete(slot, &confirm.end)?);
+        if first {
+            group.connect(Remote {
+                gid: request.gid,
+                qpn: confirm.end.qpn,
+                psn: confirm.end.psn,
+                mtu: confirm.end.mtu,
+            })?;
+            group.ready_to_send()?;
+            group.confirm_link(request.terms.max_links, request.terms.max_conns);
+            h.wait = Wait::Link;
+            self.check_link(h);
+        } else {
+            h.machine.link_ready(Instant::now());
+        }
+        Ok(())
+    }
+
+    fn check_link(&mut self, h: &mut Handshake) {
+        let Some((g, _)) = h.place else { return };
+        let (up, down) = match self.group(g) {
+            Ok(group) => (group.is_up(), group.down),
+            Err(_) => (false, Some(llc::Down::LinkFailed)),
+        };
+        let now = Instant::now();
+        if let Some(why) = down {
+            h.wait = Wait::Nothing;
+            // A silent peer is the CLC machine's to time out.
+            match why {
+                llc::Down::ConfirmTimeout => {}
+                llc::Down::Eyecatcher => h.machine.decline(Diagnosis::RmbeEc, now),
+                _ => h.machine.decline(Diagnosis::ErrRdyLnk, now),
+            }
+        } else if up {
+            h.wait = Wait::Nothing;
+            h.machine.link_ready(now);
+        }
+    }
+
+    /// The handshake is over.
+    fn finish(&mut self, s: &'static Sock, h: &mut Handshake, outcome: Outcome) {
+        s.with_fd(|fd| sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_DEL, fd, None));
+        match outcome {
+            Outcome::Established(e) => self.establish(s, h, &e),
+            Outcome::Fallback(f) => {
+                log::info!(
+                    "SMC-R declined by {}: {}",
+                    if f.by == Side::Local {
+                        "us"
+                    } else {
+                        "the peer"
+                    },
+                    f.diagnosis
+                );
+                if f.end_link_group
+                    && let Some((g, _)) = h.place
+                    && let Ok(group) = self.group(g)
+                {
+                    group.terminate();
+                }
+                self.undo(h);
+                s.pin(Reason::ClcDeclined);
+                s.leave_limbo(None);
+            }
+            Outcome::Fail(errno) => {
+                log::info!("SMC-R handshake failed: {}", Errno::new(errno));
+                self.undo(h);
+                s.pin(Reason::ClcFailed);
+                s.leave_limbo(Some(Errno::new(errno)));
+            }
+        }
+    }
+
+    fn establish(&mut self, s: &'static Sock, h: &mut Handshake, e: &Established) {
+        let (Some((g, slot)), Some((tx, rx))) = (h.place, h.rings) else {
+            return self.finish(s, h, Outcome::Fail(libc::EPROTO));
+        };
+        let Ok(group) = self.group(g) else {
+            return self.finish(s, h, Outcome::Fail(libc::ECONNRESET));
+        };
+        log::debug!(
+            "SMC-R established, {} contact, slot {slot}",
+            if e.first_contact {
+                "first"
+            } else {
+                "subsequent"
+            }
+        );
+        if !s.leave_limbo_for(h.generation, group.link(), slot, tx, rx) {
+            group.abandon(slot);
+            return;
+        }
+        COUNTERS.opens_accepted.fetch_add(1, Relaxed);
+        let data = super::run::EV_TCP | u64::from(h.index);
+        let events = libc::EPOLLRDHUP | libc::EPOLLONESHOT;
+        s.with_fd(|fd| super::run::watch(self.epfd, fd, events, data));
+    }
+
+    /// Gives back what a handshake has made.
+    fn undo(&mut self, h: &mut Handshake) {
+        let Some((g, slot)) = h.place.take() else {
+            return;
+        };
+        let first = h.first;
+        let Ok(group) = self.group(g) else { return };
+        if first {
+            group.terminate();
+        }
+        if slot != u32::MAX {
+            group.release(slot);
+        }
+    }
+
+    /// Looks after link groups and handshakes. Returns when to look again, in milliseconds.
+    pub(super) fn tend_rdma(&mut self) -> Option<i32> {
+        if self.groups.is_empty() && self.handshakes.is_empty() {
+            return None;
+        }
+        let mut next: Option<Instant> = None;
+        let mut note = |at: Option<Instant>| {
+            if let Some(at) = at {
+                next = Some(next.map_or(at, |n| n.min(at)));
+            }
+        };
+        let mut confirmed = Vec::new();
+        for g in 0..self.groups.len() {
+            if let Some(group) = self.groups[g].as_deref_mut() {
+                note(group.tend());
+                confirmed.extend(group.confirmed.drain(..).map(|c| (g, c)));
+            }
+        }
+        let now = Instant::now();
+        for i in 0..self.handshakes.len() {
+            let Some(mut h) = self.handshakes[i].take() else {
+                continue;
+            };
+            match h.wait {
+                Wait::Link => self.check_link(&mut h),
+                Wait::Rkey(token) => {
+                    let answer = confirmed
+                        .iter()
+                        .find(|(g, (t, _))| h.place.is_some_and(|p| p.0 == *g) && *t == token);
+                    if let Some((_, (_, result))) = answer {
+                        self.rkey_confirmed(&mut h, result.is_ok());
+                    }
+                }
+                Wait::Group(g, request, until) => {
+                    let over = self
+                        .group(g)
+                        .map_or(true, |g| g.is_up() || g.down.is_some());
+                    if over || now >= until {
+                        self.task(&mut h, Task::Prepare(request));
+                    } else {
+                        note(Some(until));
+                    }
+                }
+                Wait::Nothing => {}
+            }
+            if h.machine.deadline().is_some_and(|at| at <= now) {
+                h.machine.timeout(now);
+            }
+            self.handshakes[i] = Some(h);
+            self.advance(i);
+            if let Some(h) = &self.handshakes[i] {
+                note(h.machine.deadline());
+            }
+        }
+        for g in 0..self.groups.len() {
+            let used = self
+                .handshakes
+                .iter()
+                .flatten()
+                .any(|h| h.place.is_some_and(|p| p.0 == g));
+            if !used && self.groups[g].as_ref().is_some_and(|g| g.over()) {
+                self.groups[g] = None;
+            }
+        }
+        let next = next?.saturating_duration_since(Instant::now());
+        Some(i32::try_from(next.as_millis() + 1).unwrap_or(i32::MAX))
+    }
+
+    fn rkey_confirmed(&mut self, h: &mut Handshake, ok: bool) {
+        h.wait = Wait::Nothing;
+        let now = Instant::now();
+        let Some((g, slot)) = h.place else { return };
+        let end = self.group(g).ok().and_then(|g| g.end(slot));
+        match end {
+            Some(end) if ok => h
+                .machine
+                .prepared(Prepared { end, direct: true }, false, now),
+            _ => h.machine.decline(Diagnosis::ErrRegBuf, now),
+        }
+    }
+
+    /// A link group's completion channel has something.
+    pub(super) fn completions(&mut self, g: usize) {
+        if let Ok(group) = self.group(g) {
+            group.clear_events();
+        }
+        node::dispatch();
+    }
+
+    /// The TCP connection of an SMC-R one has changed its state.
+    pub(super) fn tcp_changed(&mut self, index: u32) {
+        if let Some(s) = stream::POOL.get(index)
+            && s.fixed()
+            && !s.limbo()
+        {
+            let reset = s.with_fd(|fd| TcpInfo::of(fd).map_or(true, |t| t.closed()));
+            if reset == Some(true) && !s.has(stream::F_SHUT_WR) {
+                s.rdma_reset();
+            }
+        }
+    }
+}
+
+/// Writes what is to be written. False: the socket takes no more now.
+fn flush(fd: i32, h: &mut Handshake) -> bool {
+    while let Some(rest) = h.out.0.get(h.out.1..).filter(|r| !r.is_empty()) {
+        let v = iovec {
+            iov_base: rest.as_ptr().cast_mut().cast(),
+            iov_len: rest.len(),
+        };
+        // SAFETY: `rest` is readable.
+        match unsafe { sys::send(fd, &[v], MSG_DONTWAIT | MSG_NOSIGNAL) } {
+            Ok(n) => h.out.1 += n,
+            Err(Errno::EAGAIN) => return false,
+            Err(Errno::EINTR) => {}
+            Err(e) => {
+                h.out = (Vec::new(), 0);
+                h.machine.ended(Some(e));
+            }
+        }
+    }
+    true
+}
+
+/// Reads what the machine wants. False: nothing has come.
+fn take(fd: i32, h: &mut Handshake) -> bool {
+    let mut buf = [0u8; 512];
+    let want = h.machine.want().min(buf.len());
+    if want == 0 {
+        return false;
+    }
+    let v = iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: want,
+    };
+    // SAFETY: `buf` is writable for `want` bytes.
+    match unsafe { sys::recv(fd, &[v], MSG_DONTWAIT) } {
+        Ok(0) => {
+            h.machine.ended(None);
+            // The machine may have something to say to that, once.
+            h.machine.want() == 0
+        }
+        Ok(n) => {
+            h.machine.read(buf.get(..n).unwrap_or(&[]), Instant::now());
+            true
+        }
+        Err(Errno::EAGAIN | Errno::EINTR) => false,
+        Err(e) => {
+            h.machine.ended(Some(e));
+            true
+        }
+    }
+}
+
+/// The host's name, as CLC has it.
+fn hostname() -> [u8; 32] {
+    let mut out = [b' '; 32];
+    if let Ok(name) = std::fs::read("/proc/sys/kernel/hostname") {
+        for (o, c) in out.iter_mut().zip(name.trim_ascii_end()) {
+            *o = *c;
+        }
+    }
+    out
+}

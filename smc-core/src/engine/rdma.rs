@@ -1,0 +1,522 @@
+//! A link group as the engine keeps it: device, queue pair, buffers, LLC.
+//!
+//! The data path is [`Group`]; here is what happens around it: making the queue pair, handing out slots and
+//! buffers, running the LLC state machine, and the end.
+//!
+//! Buffers are cut from chunks of 4 MiB, each registered once as a memory region of this group's: RMBs from
+//! chunks that the peer may write, mirrors (what is sent is written there first) from chunks that it may not.
+//! All RMBs of a chunk share its rkey, so an RMB is not taken back by DELETE RKEY when its connection ends: it
+//! stays known to the peer, and is used for the next connection.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::peer::reset_block;
+use crate::fabric::mapping;
+use crate::fabric::shm::{SEGMENT_LEN, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::verbs::{
+    self, Access, Choice, Context, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
+    SEND_DEPTH,
+};
+use crate::link::conn::{self, Conn};
+use crate::link::group::{self, Entry, Group};
+use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
+use crate::node::{self, LINK_POOL, Link};
+use crate::ring::pool::{RmbPool, Token};
+use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
+use crate::sys;
+use crate::wire::clc::ConnEnd;
+use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
+
+/// An open device with its protection domain.
+pub(super) struct Device {
+    context: Arc<Context>,
+    domain: Arc<ProtectionDomain>,
+}
+
+impl Device {
+    pub(super) fn open(name: &str) -> Result<Device, verbs::Unusable> {
+        let context = Context::open(name)?;
+        let domain = ProtectionDomain::new(&context)?;
+        Ok(Device { context, domain })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.context.name()
+    }
+
+    /// The path MTU that a port allows.
+    pub(super) fn mtu(&self, port: u8) -> verbs::Result<Mtu> {
+        Ok(self.context.port(port)?.mtu)
+    }
+}
+
+/// The peer's end of a link, as its Accept or Confirm says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    pub(super) gid: Gid,
+    pub(super) qpn: Qpn,
+    pub(super) psn: Psn,
+    pub(super) mtu: Mtu,
+}
+
+/// What one connection uses.
+struct Buffers {
+    rmb: Token,
+    mirror: Option<Token>,
+    /// What CLC says of our end.
+    end: ConnEnd,
+}
+
+/// See the module comment.
+pub(super) struct LinkGroup {
+    group: Box<Group>,
+    link: &'static Link,
+    link_pool_index: u32,
+    seg: *mut u8,
+    device: Choice,
+    domain: Arc<ProtectionDomain>,
+    llc: Option<Llc>,
+    pub(super) role: Role,
+    pub(super) peer: SystemId,
+    pub(super) remote: Option<Remote>,
+    /// Server: the client's GID, from its Proposal.
+    pub(super) client_gid: Option<Gid>,
+    pub(super) psn: Psn,
+    max_conns: u8,
+    rmbs: RmbPool,
+    rmb_regions: Vec<Region>,
+    mirrors: RmbPool,
+    /// Index in the group's list of regions, by chunk.
+    mirror_regions: Vec<usize>,
+    slots: HashMap<u32, Buffers>,
+    /// RMBs that the peer knows.
+    known: Vec<Rtoken>,
+    life: u32,
+    /// CDC messages that had come at the last look.
+    received: u64,
+    /// In the dispatcher's table.
+    listed: bool,
+    pub(super) down: Option<Down>,
+    /// RMBs whose CONFIRM RKEY has come to an end.
+    pub(super) confirmed: Vec<(Rtoken, Result<(), RkeyError>)>,
+}
+
+impl LinkGroup {
+    /// A group with a queue pair in INIT, receives posted.
+    pub(super) fn new(
+        device: &Device,
+        choice: &Choice,
+        role: Role,
+        peer: SystemId,
+    ) -> verbs::Result<LinkGroup> {
+        let queue = Queue::new(&device.context, SEND_DEPTH + RECEIVE_DEPTH)?;
+        let qp = QueuePair::new(&device.domain, &queue, &queue)?;
+        qp.to_init(choice.port)?;
+        qp.post_receives()?;
+        let no_memory = |errno| verbs::Error::of("mmap", &device.context, errno);
+        let seg = sys::map(-1, SEGMENT_LEN).map_err(no_memory)?;
+        let Some((link_pool_index, link)) = LINK_POOL.alloc() else {
+            mapping::retire(seg, SEGMENT_LEN);
+            return Err(no_memory(sys::Errno::ENOMEM));
+        };
+        let group = Group::new(link, qp, queue);
+        link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
+        Ok(LinkGroup {
+            group,
+            link,
+            link_pool_index,
+            seg,
+            device: choice.clone(),
+            domain: device.domain.clone(),
+            llc: None,
+            role,
+            peer,
+            remote: None,
+            client_gid: None,
+            psn: random_psn(),
+            max_conns: 0,
+            rmbs: RmbPool::default(),
+            rmb_regions: Vec::new(),
+            mirrors: RmbPool::default(),
+            mirror_regions: Vec::new(),
+            slots: HashMap::new(),
+            known: Vec::new(),
+            life: 0,
+            received: 0,
+            listed: false,
+            down: None,
+            confirmed: Vec::new(),
+        })
+    }
+
+    pub(super) fn link(&self) -> &'static Link {
+        self.link
+    }
+
+    /// Our queue pair.
+    pub(super) fn qpn(&self) -> Qpn {
+        Qpn::new(self.group.qp().number()).unwrap_or_default()
+    }
+
+    /// Where completions are reported.
+    pub(super) fn channel(&self) -> i32 {
+        self.group.queue().fd()
+    }
+
+    /// Device, port and GID.
+    pub(super) fn choice(&self) -> &Choice {
+        &self.device
+    }
+
+    /// Whether one more connection may use it.
+    pub(super) fn has_room(&self) -> bool {
+        self.down.is_none()
+            && self.llc.as_ref().is_some_and(Llc::is_up)
+            && self.slots.len() < usize::from(self.max_conns)
+    }
+
+    /// What CLC says of our end of a connection.
+    pub(super) fn end(&self, slot: u32) -> Option<ConnEnd> {
+        self.slots.get(&slot).map(|b| b.end)
+    }
+
+    /// Takes the events of the completion channel.
+    pub(super) fn clear_events(&self) {
+        if let Err(e) = self.group.queue().clear_events() {
+            log::warn!("{e}");
+        }
+    }
+
+    /// Takes slot and RMB for a connection. Returns the slot, and what CLC says of our end.
+    pub(super) fn prepare(&mut self, size: u32, mtu: Mtu) -> verbs::Result<(u32, ConnEnd)> {
+        let no_room = |errno| verbs::Error::of("slots", self.domain.context(), errno);
+        let slot = (0..crate::fabric::shm::SLOTS)
+            .find(|slot| !self.slots.contains_key(slot))
+            .ok_or_else(|| no_room(sys::Errno::ENOSPC))?;
+        let (rmb, new) = self.rmbs.alloc(size_class(size)).map_err(no_room)?;
+        if let Some(new) = new {
+            crate::fds::close_private(new.fd);
+            let registered = self.register(rmb.ring, rmb.token, Access::Remote);
+            let region = registered.inspect_err(|_| self.rmbs.free(rmb.token))?;
+            self.rmb_regions.push(region);
+        }
+        let size = RmbSize::from_bytes(rmb.token.size);
+        let region = self.rmb_regions.get(rmb.token.chunk as usize);
+        let (Some(size), Some(region)) = (size, region) else {
+            return Err(no_room(sys::Errno::EINVAL));
+        };
+        self.life += 1;
+        let end = ConnEnd {
+            gid: self.device.gid,
+            mac: Mac(self.device.mac),
+            qpn: self.qpn(),
+            psn: self.psn,
+            mtu,
+            rtoken: Rtoken {
+                rkey: region.rkey(),
+                addr: region.address() + u64::from(rmb.token.offset),
+            },
+            rmb_size: size,
+            rmb_index: 1,
+            alert_token: group::token(slot, self.life),
+        };
+        reset_block(self.link, slot);
+        let [out, inc] = &self.link.block(slot).dir;
+        // The group wants to hear of everything: see `Link::tell`, and `Sock::consume`.
+        out.rx.notify.store(1, Relaxed);
+        inc.tx.flags.store(TX_BLOCKED, Relaxed);
+        let entry = Entry {
+            conn: Conn::new(size),
+            token: end.alert_token,
+            mirror: (0, 0),
+        };
+        self.group.with(|s| s.insert(slot, entry));
+        self.slots.insert(
+            slot,
+            Buffers {
+                rmb: rmb.token,
+                mirror: None,
+                end,
+            },
+        );
+        if let Some(llc) = &mut self.llc {
+            llc.set_connections(self.slots.len(), Instant::now());
+        }
+        Ok((slot, end))
+    }
+
+    fn register(&self, ring: Ring, token: Token, access: Access) -> verbs::Result<Region> {
+        let (at, _) = ring.span(0, 1);
+        // SAFETY: the chunk begins `offset` bytes before its ring, and stays mapped until the group is
+        // buried, which drops the regions first.
+        unsafe {
+            let base = NonNull::new_unchecked(at.sub(token.offset as usize));
+            Region::register(&self.domain, base, CHUNK as usize, access)
+        }
+    }
+
+    /// The peer's end of the link is known: it may write and send to us from now on.
+    pub(super) fn connect(&mut self, remote: Remote) -> verbs::Result<()> {
+        self.group.qp().to_rtr(&Path {
+            port: self.device.port,
+            gid_index: self.device.gid_index,
+            // A gateway between the two hosts makes no difference to what we send on the wire but this.
+            hop_limit: 64,
+            mtu: remote.mtu,
+            peer_gid: remote.gid,
+            peer_number: remote.qpn.get(),
+            peer_psn: remote.psn.get(),
+        })?;
+        self.remote = Some(remote);
+        self.listed = node::add_group(&self.group);
+        if self.listed {
+            Ok(())
+        } else {
+            Err(verbs::Error::of(
+                "link groups",
+                self.domain.context(),
+                sys::Errno::ENOSPC,
+            ))
+        }
+    }
+
+    /// We may send.
+    pub(super) fn ready_to_send(&self) -> verbs::Result<()> {
+        self.group.qp().to_rts(self.psn.get())
+    }
+
+    /// Starts the LLC part of first contact: CONFIRM LINK.
+    pub(super) fn confirm_link(&mut self, max_links: u8, max_conns: u8) {
+        self.max_conns = max_conns;
+        let config = Config {
+            role: self.role,
+            version: crate::wire::llc::Version::V2,
+            mac: Mac(self.device.mac),
+            gid: self.device.gid,
+            qpn: self.qpn(),
+            link_uid: self.qpn().get(),
+            max_links,
+            max_conns,
+            keepalive: Some(crate::link::llc::KEEPALIVE),
+        };
+        self.llc = Some(Llc::new(config, Instant::now()));
+        self.run_llc();
+    }
+
+    /// Announces an RMB, unless the peer knows it. True: it does.
+    pub(super) fn confirm_rkey(&mut self, rtoken: Rtoken) -> bool {
+        if self.known.contains(&rtoken) {
+            return true;
+        }
+        if let Some(llc) = &mut self.llc {
+            llc.confirm_rkey(rtoken, Instant::now());
+            self.run_llc();
+        }
+        false
+    }
+
+    /// The peer knows the RMB: CLC has told it.
+    pub(super) fn announced(&mut self, rtoken: Rtoken) {
+        if !self.known.contains(&rtoken) {
+            self.known.push(rtoken);
+        }
+    }
+
+    /// Whether CONFIRM LINK is done.
+    pub(super) fn is_up(&self) -> bool {
+        self.llc.as_ref().is_some_and(Llc::is_up)
+    }
+
+    /// The peer's end of a connection is known. Returns the rings for the stream.
+    pub(super) fn complete(&mut self, slot: u32, peer: &ConnEnd) -> verbs::Result<(Ring, Ring)> {
+        let no_memory = |errno| verbs::Error::of("mirror", self.domain.context(), errno);
+        let addr = peer
+            .rmb_addr()
+            .ok_or_else(|| no_memory(sys::Errno::EINVAL))?;
+        let mirror_size = peer.rmb_size.bytes().clamp(MIN_SIZE, CHUNK);
+        let (mirror, new) = self
+            .mirrors
+            .alloc(size_class(mirror_size))
+            .map_err(no_memory)?;
+        if let Some(new) = new {
+            crate::fds::close_private(new.fd);
+            let region = self.register(mirror.ring, mirror.token, Access::Local)?;
+            let index = self.group.with(|s| s.add_region(region));
+            self.mirror_regions
+                .push(index.ok_or_else(|| no_memory(sys::Errno::EDEADLK))?);
+        }
+        let region = self
+            .mirror_regions
+            .get(mirror.token.chunk as usize)
+            .copied();
+        let rx = self.slots.get_mut(&slot).and_then(|b| {
+            b.mirror = Some(mirror.token);
+            self.rmbs.ring(b.rmb)
+        });
+        let (Some(region), Some(rx)) = (region, rx) else {
+            return Err(no_memory(sys::Errno::EINVAL));
+        };
+        let rtoken = Rtoken {
+            addr,
+            ..peer.rtoken
+        };
+        self.group.with(|s| {
+            if let Some(entry) = s.get(slot) {
+                entry.mirror = (region, mirror.token.offset as usize);
+                entry.conn.connect(conn::Peer {
+                    token: peer.alert_token,
+                    rmb: rtoken,
+                    size: peer.rmb_size,
+                    mirror_size: mirror.token.size,
+                });
+            }
+        });
+        if let Some(llc) = &mut self.llc {
+            let _ = llc.add_rtoken(rtoken);
+        }
+        Ok((mirror.ring, rx))
+    }
+
+    /// The stream that a connection was made for is gone: the connection is closed.
+    pub(super) fn abandon(&mut self, slot: u32) {
+        let out = &self.link.block(slot).dir[0];
+        out.tx.flags.fetch_or(TX_CLOSED | TX_ABORT, SeqCst);
+        self.group.kick(slot);
+    }
+
+    /// Gives back what a connection used: it has ended, or never began.
+    pub(super) fn release(&mut self, slot: u32) {
+        self.group.with(|s| s.remove(slot));
+        if let Some(b) = self.slots.remove(&slot) {
+            self.rmbs.free(b.rmb);
+            if let Some(m) = b.mirror {
+                self.mirrors.free(m);
+            }
+        }
+        if let Some(llc) = &mut self.llc {
+            llc.set_connections(self.slots.len(), Instant::now());
+        }
+    }
+
+    /// Does what has become due. Returns when to look again.
+    pub(super) fn tend(&mut self) -> Option<Instant> {
+        let received = self.group.with(|s| s.counts().1).unwrap_or(0);
+        if core::mem::replace(&mut self.received, received) != received
+            && let Some(llc) = &mut self.llc
+        {
+            llc.note_received(Instant::now());
+        }
+        if self.group.take_attention() {
+            let (mut messages, mut ended, mut failure) = (Vec::new(), Vec::new(), None);
+            self.group.with(|s| {
+                s.take_llc(|m| messages.push(m.to_vec()));
+                s.take_ended(|slot| ended.push(slot));
+                failure = s.failure();
+            });
+            let now = Instant::now();
+            if let Some(f) = failure {
+                log::info!("link group {}: {f}", self.qpn().get());
+            }
+            if let Some(llc) = &mut self.llc {
+                for m in &messages {
+                    if let Err(e) = llc.receive(m, now) {
+                        log::debug!("LLC message ignored: {e}");
+                    }
+                }
+                if failure.is_some() {
+                    llc.link_failed();
+                }
+            } else if failure.is_some() {
+                self.down = Some(Down::LinkFailed);
+            }
+            for slot in ended {
+                self.release(slot);
+            }
+        }
+        if let Some(llc) = &mut self.llc {
+            let now = Instant::now();
+            if llc.next_timeout().is_some_and(|at| at <= now) {
+                llc.handle_timeout(now);
+            }
+        }
+        self.run_llc();
+        self.llc.as_ref().and_then(Llc::next_timeout)
+    }
+
+    fn run_llc(&mut self) {
+        while let Some(action) = self.llc.as_mut().and_then(Llc::poll) {
+            match action {
+                Action::ReadyToSend => {
+                    if let Err(e) = self.ready_to_send() {
+                        log::warn!("{e}");
+                        self.group.fail(verbs::Failure::LocalProtection);
+                    }
+                }
+                Action::Send(bytes) => self.group.send_llc(&bytes),
+                Action::Established => log::debug!("link group {}: up", self.qpn().get()),
+                Action::ConfirmRkeyDone { token, result } => {
+                    if result.is_ok() {
+                        self.announced(token);
+                    }
+                    self.confirmed.push((token, result));
+                }
+                Action::DeleteRkeyDone { .. } => {}
+                Action::AbortConnections => self.group.abort_all(),
+                Action::Down(why) => {
+                    log::info!("link group {}: {why}", self.qpn().get());
+                    self.down = Some(why);
+                    self.group.fail(verbs::Failure::Flushed);
+                }
+            }
+        }
+    }
+
+    /// Whether nothing refers to it any more: it may be dropped.
+    pub(super) fn over(&self) -> bool {
+        self.down.is_some() && self.link.used.load(SeqCst) == 0
+    }
+
+    /// Ends the group at once.
+    pub(super) fn terminate(&mut self) {
+        match &mut self.llc {
+            Some(llc) => {
+                llc.terminate(crate::wire::llc::DeleteReason::PROGRAM);
+                self.run_llc();
+            }
+            None => {
+                self.down = Some(Down::LinkFailed);
+                self.group.fail(verbs::Failure::Flushed);
+            }
+        }
+    }
+}
+
+impl Drop for LinkGroup {
+    fn drop(&mut self) {
+        if self.listed {
+            node::remove_group(&self.group);
+        }
+        debug_assert_eq!(self.link.used.load(Acquire), 0);
+        // The device must have let go of the memory before it is given back.
+        let _ = self.group.qp().to_error();
+        self.group.with(|s| s.drop_regions());
+        self.rmb_regions.clear();
+        self.rmbs.retire();
+        self.mirrors.retire();
+        mapping::retire(self.seg, SEGMENT_LEN);
+        LINK_POOL.free(self.link_pool_index);
+    }
+}
+
+/// A random initial packet sequence number.
+fn random_psn() -> Psn {
+    let mut bytes = [0; 3];
+    if sys::random(&mut bytes).is_err() {
+        bytes = [0x5a, 0x17, 0x01];
+    }
+    Psn::from_be_bytes(bytes)
+}

@@ -1,0 +1,333 @@
+//! One SMC-R connection: what CDC messages tell the peer, and what the peer's tell us. No I/O, no clocks.
+//!
+//! The program's side of a connection lives in its connection block (`fabric::shm::ConnBlock`), in which the stream
+//! code keeps producer and consumer cursors as stream offsets and its flags. [`Conn`] stands between that block
+//! and the wire. [`Conn::next`] compares the block with what the peer has been told and gives the RDMA WRITEs
+//! and the CDC message that are due; [`Conn::received`] checks a CDC message and says what to put into the
+//! block. Positions are 64-bit stream offsets; the wire's (wrap, count) exists only in the messages.
+//!
+//! The bytes to send lie in a local ring (the *mirror*) at the same offsets as in the peer's RMB, of the
+//! same size or, where that is larger than a chunk, of a smaller one that divides it.
+
+use crate::fabric::shm::{TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
+use crate::wire::cdc::{Cdc, ProducerFlags, StateFlags};
+use crate::wire::cursor::Cursor;
+use crate::wire::{RmbSize, Rtoken};
+
+/// A consumer cursor is told at the latest when this many bytes have been read since the last (RFC 7609 leaves
+/// it open; Linux uses the same bound), unless a tenth of the RMB is more.
+const UPDATE_MIN: u64 = 2304;
+
+/// What the program's side says: the connection block as read for [`Conn::next`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Local {
+    /// Stream offset behind the last byte that the program has sent.
+    pub prod: u64,
+    /// Stream offset of the next byte that the program will read.
+    pub cons: u64,
+    /// `TX_*` flags of the direction we send.
+    pub flags: u32,
+}
+
+/// One RDMA WRITE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Offset in the mirror.
+    pub from: u32,
+    /// Bytes.
+    pub len: u32,
+    /// Address in the peer's RMB.
+    pub to: u64,
+}
+
+/// What [`Conn::next`] wants sent: the writes first, then the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// At most two: the mirror wraps once. Unused ones have length 0.
+    pub writes: [Write; 2],
+    /// The CDC message behind them.
+    pub cdc: Cdc,
+    /// Producer position that the message announces: acknowledged when its SEND completes.
+    pub prod: u64,
+}
+
+/// What a CDC message changes in the connection block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Producer position of the direction we receive.
+    pub prod: u64,
+    /// Consumer position of the direction we send, as far as its bytes are acknowledged.
+    pub cons: u64,
+    /// `TX_*` flags of the direction we receive, to be added.
+    pub flags: u32,
+    /// Whether anything is new to the program.
+    pub news: bool,
+}
+
+/// The peer broke the protocol: the connection has to be aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation;
+
+/// The peer's end of the connection, as its Accept or Confirm says.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Its alert token: goes into every CDC message to it.
+    pub token: u32,
+    /// Its RMB.
+    pub rmb: Rtoken,
+    /// Size of that.
+    pub size: RmbSize,
+    /// Size of the mirror in bytes, a power of two, at most `size`.
+    pub mirror_size: u32,
+}
+
+/// See the module comment.
+#[derive(Debug)]
+pub struct Conn {
+    /// Size of our RMB.
+    own_size: RmbSize,
+    /// `None` until its CLC message has come. Messages about the connection may come before.
+    peer: Option<Peer>,
+    /// Producer position that the peer has been told.
+    sent: u64,
+    /// The part of it whose SEND has completed: the mirror's bytes before it may be overwritten.
+    acked: u64,
+    /// The peer's consumer position.
+    peer_cons: u64,
+    /// Sequence number of the last message we sent.
+    seq: u16,
+    /// Connection state flags that we have sent; they stay set.
+    told: StateFlags,
+    /// The last message said that we are blocked.
+    told_blocked: bool,
+    /// The peer's producer position.
+    peer_prod: u64,
+    /// Our consumer position that the peer has been told.
+    told_cons: u64,
+    /// Sequence number of the peer's last message.
+    peer_seq: u16,
+    /// The peer's connection state flags.
+    heard: StateFlags,
+    /// The peer has more to send than our RMB has room for.
+    peer_blocked: bool,
+    /// The peer has asked for our consumer position.
+    asked: bool,
+    /// We broke the connection off: the peer violated the protocol.
+    broken: bool,
+}
+
+impl Conn {
+    /// A connection at its first byte, with an RMB of ours of this size.
+    pub fn new(own_size: RmbSize) -> Conn {
+        Conn {
+            own_size,
+            peer: None,
+            sent: 0,
+            acked: 0,
+            peer_cons: 0,
+            seq: 0,
+            told: StateFlags::default(),
+            told_blocked: false,
+            peer_prod: 0,
+            told_cons: 0,
+            peer_seq: 0,
+            heard: StateFlags::default(),
+            peer_blocked: false,
+            asked: false,
+            broken: false,
+        }
+    }
+
+    /// The peer's end is known: from now on there may be something to send.
+    pub fn connect(&mut self, peer: Peer) {
+        self.peer = Some(peer);
+    }
+
+    /// The peer's end.
+    pub fn peer(&self) -> Option<&Peer> {
+        self.peer.as_ref()
+    }
+
+    /// Whether the peer's closing flag or abort has come and ours has gone: nothing more will be sent or written
+    /// by either side.
+    pub fn over(&self) -> bool {
+        let ended = |f: StateFlags| f.closed || f.abort;
+        ended(self.told) && ended(self.heard)
+    }
+
+    /// Whether our closing flag or abort has been sent.
+    pub fn closed(&self) -> bool {
+        self.told.closed || self.told.abort
+    }
+
+    /// Producer position whose SENDs have not all completed; `None` if all have.
+    pub fn unacked(&self) -> bool {
+        self.acked != self.sent
+    }
+
+    /// Whether room in the mirror waits for a SEND to complete, not for the peer to read.
+    pub fn waits_for_ack(&self) -> bool {
+        self.acked < self.peer_cons
+    }
+
+    /// The SEND that announced `prod` has completed. Returns the consumer position to publish.
+    pub fn acked(&mut self, prod: u64) -> u64 {
+        if prod > self.acked && prod <= self.sent {
+            self.acked = prod;
+        }
+        self.free_up_to()
+    }
+
+    fn free_up_to(&self) -> u64 {
+        self.peer_cons.min(self.acked)
+    }
+
+    /// Checks a message of the peer's.
+    pub fn received(&mut self, m: &Cdc) -> Result<Changes, Violation> {
+        // Only the difference counts: numbers wrap. Equal ones and jumps ahead are in order.
+        if (m.seq.wrapping_sub(self.peer_seq) as i16) < 0 || m.flags.failover_validation {
+            return Ok(self.changes(false));
+        }
+        let own = self.own_size;
+        let room = self.told_cons + u64::from(own.bytes());
+        let prod = m.producer.offset(own, self.peer_prod, room);
+        let cons = match self.peer {
+            Some(peer) => m.consumer.offset(peer.size, self.peer_cons, self.sent),
+            // We have sent nothing.
+            None => Ok(0),
+        };
+        let (Ok(prod), Ok(cons)) = (prod, cons) else {
+            self.broken = true;
+            return Err(Violation);
+        };
+        let before = (self.peer_prod, self.free_up_to(), self.heard);
+        self.peer_seq = m.seq;
+        self.peer_prod = prod;
+        self.peer_cons = cons;
+        self.heard = union(self.heard, m.state);
+        self.peer_blocked = m.flags.write_blocked;
+        self.asked |= m.flags.update_requested;
+        let news = before != (self.peer_prod, self.free_up_to(), self.heard);
+        Ok(self.changes(news))
+    }
+
+    fn changes(&self, news: bool) -> Changes {
+        let mut flags = 0;
+        if self.heard.done {
+            flags |= TX_DONE;
+        }
+        if self.heard.closed {
+            flags |= TX_DONE | TX_CLOSED;
+        }
+        if self.heard.abort {
+            flags |= TX_ABORT | TX_CLOSED;
+        }
+        Changes {
+            prod: self.peer_prod,
+            cons: self.free_up_to(),
+            flags,
+            news,
+        }
+    }
+
+    /// Has an abort sent.
+    pub fn abort(&mut self) {
+        self.broken = true;
+    }
+
+    /// What is due now. The caller sends it, or doesn't ask.
+    pub fn next(&mut self, local: Local) -> Option<Outgoing> {
+        let peer = self.peer.filter(|_| !self.closed())?;
+        let mut flags = StateFlags::default();
+        if local.flags & TX_DONE != 0 {
+            flags.done = true;
+        }
+        if self.broken || local.flags & TX_CLOSED != 0 && local.flags & TX_ABORT != 0 {
+            flags.abort = true;
+        } else if local.flags & TX_CLOSED != 0 {
+            flags.closed = true;
+        }
+        let flags = union(self.told, flags);
+        // The stream code writes no more than fits, and never moves a cursor back.
+        let fits = self.peer_cons + u64::from(peer.mirror_size);
+        let prod = if flags.abort {
+            self.sent
+        } else {
+            local.prod.clamp(self.sent, fits.max(self.sent))
+        };
+        let cons = local.cons.clamp(self.told_cons, self.peer_prod);
+        let due = prod != self.sent || flags != self.told || self.update_due(cons);
+        if !due {
+            return None;
+        }
+        let full = prod == fits;
+        let writes = self.writes(&peer, prod);
+        self.seq = self.seq.wrapping_add(1);
+        self.told_blocked = local.flags & TX_BLOCKED != 0 || full;
+        self.sent = prod;
+        self.told = flags;
+        self.told_cons = cons;
+        self.asked = false;
+        Some(Outgoing {
+            writes,
+            cdc: Cdc {
+                seq: self.seq,
+                token: peer.token,
+                producer: Cursor::from_offset(prod, peer.size),
+                consumer: Cursor::from_offset(cons, self.own_size),
+                flags: ProducerFlags {
+                    write_blocked: self.told_blocked,
+                    ..ProducerFlags::default()
+                },
+                state: flags,
+            },
+            prod,
+        })
+    }
+
+    /// Whether the peer must hear of our consumer position although there is nothing else to say. At least as
+    /// often as Linux does it, as a blocked peer counts on that.
+    fn update_due(&self, cons: u64) -> bool {
+        let unconfirmed = cons - self.told_cons;
+        if unconfirmed == 0 {
+            return false;
+        }
+        let size = u64::from(self.own_size.bytes());
+        let free = (self.told_cons + size).saturating_sub(self.peer_prod);
+        let drained = cons == self.peer_prod;
+        self.asked
+            || unconfirmed > UPDATE_MIN.max(size / 10) && (free <= size / 2 || self.peer_blocked)
+            || self.peer_blocked && drained
+    }
+
+    fn writes(&self, peer: &Peer, prod: u64) -> [Write; 2] {
+        let mut out = [Write {
+            from: 0,
+            len: 0,
+            to: 0,
+        }; 2];
+        let mut at = self.sent;
+        for w in &mut out {
+            let from = (at & u64::from(peer.mirror_size - 1)) as u32;
+            let len = (prod - at).min(u64::from(peer.mirror_size - from)) as u32;
+            *w = Write {
+                from,
+                len,
+                to: peer
+                    .rmb
+                    .addr
+                    .wrapping_add(at & u64::from(peer.size.bytes() - 1)),
+            };
+            at += u64::from(len);
+        }
+        out
+    }
+}
+
+fn union(a: StateFlags, b: StateFlags) -> StateFlags {
+    StateFlags {
+        done: a.done || b.done,
+        closed: a.closed || b.closed,
+        abort: a.abort || b.abort,
+    }
+}

@@ -1,0 +1,300 @@
+//! Two connections wired back to back: an RDMA WRITE is a copy, a SEND a queue.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::conn::{Conn, Local, Outgoing, Peer, Violation};
+use crate::fabric::shm::{TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
+use crate::wire::cdc::Cdc;
+use crate::wire::cursor::Cursor;
+use crate::wire::{RmbSize, Rtoken};
+
+/// One end: what the stream code, the block and the memory would be.
+struct End {
+    conn: Conn,
+    rmb: Vec<u8>,
+    mirror: Vec<u8>,
+    local: Local,
+    /// Consumer position published for the sender.
+    free_from: u64,
+    /// Producer position published for the reader.
+    peer_prod: u64,
+    peer_flags: u32,
+    /// Messages on their way to the peer, with the position each announces.
+    flight: VecDeque<Outgoing>,
+    /// Delivered, but not yet completed here.
+    uncompleted: VecDeque<u64>,
+    sent: Vec<u8>,
+    read: Vec<u8>,
+}
+
+fn size(code: u8) -> RmbSize {
+    RmbSize::from_code(code).unwrap()
+}
+
+fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32) -> End {
+    let mut conn = Conn::new(own);
+    conn.connect(Peer {
+        token,
+        rmb: Rtoken {
+            rkey: 7,
+            addr: 1 << 40,
+        },
+        size: peer,
+        mirror_size: mirror,
+    });
+    End {
+        conn,
+        rmb: vec![0; own.bytes() as usize],
+        mirror: vec![0; mirror as usize],
+        local: Local::default(),
+        free_from: 0,
+        peer_prod: 0,
+        peer_flags: 0,
+        flight: VecDeque::new(),
+        uncompleted: VecDeque::new(),
+        sent: Vec::new(),
+        read: Vec::new(),
+    }
+}
+
+impl End {
+    fn write(&mut self, n: usize) {
+        let room = self.mirror.len() as u64 - (self.local.prod - self.free_from);
+        let n = (n as u64).min(room);
+        for _ in 0..n {
+            let byte = (self.sent.len() * 31 % 251) as u8;
+            let at = (self.local.prod as usize) % self.mirror.len();
+            self.mirror[at] = byte;
+            self.sent.push(byte);
+            self.local.prod += 1;
+        }
+        self.local.flags &= !TX_BLOCKED;
+        if n == room {
+            self.local.flags |= TX_BLOCKED;
+        }
+    }
+
+    fn read(&mut self, n: usize) {
+        let n = (n as u64).min(self.peer_prod - self.local.cons);
+        for _ in 0..n {
+            let at = (self.local.cons as usize) % self.rmb.len();
+            self.read.push(self.rmb[at]);
+            self.local.cons += 1;
+        }
+    }
+
+    fn post(&mut self) {
+        if let Some(out) = self.conn.next(self.local) {
+            self.flight.push_back(out);
+        }
+    }
+
+    fn deliver(&mut self, to: &mut End) -> Result<(), Violation> {
+        let Some(out) = self.flight.pop_front() else {
+            return Ok(());
+        };
+        for w in out.writes {
+            for i in 0..w.len {
+                let at = (w.to - (1 << 40)) as usize + i as usize;
+                // A write beyond the RMB would panic here.
+                to.rmb[at] = self.mirror[(w.from + i) as usize];
+            }
+        }
+        self.uncompleted.push_back(out.prod);
+        let c = to.conn.received(&out.cdc)?;
+        to.peer_prod = c.prod;
+        to.free_from = c.cons;
+        to.peer_flags |= c.flags;
+        Ok(())
+    }
+
+    fn complete(&mut self) {
+        if let Some(prod) = self.uncompleted.pop_front() {
+            self.free_from = self.conn.acked(prod);
+        }
+    }
+}
+
+fn pair(a: u8, b: u8, mirror_halvings: u32) -> (End, End) {
+    let mirror = size(b).bytes() >> mirror_halvings;
+    (
+        end(size(a), size(b), mirror, 2),
+        end(size(b), size(a), size(a).bytes(), 1),
+    )
+}
+
+/// Runs both ends until nothing moves any more.
+fn settle(a: &mut End, b: &mut End) {
+    for _ in 0..64 {
+        a.post();
+        b.post();
+        while !a.flight.is_empty() || !b.flight.is_empty() {
+            a.deliver(b).unwrap();
+            b.deliver(a).unwrap();
+        }
+        while !a.uncompleted.is_empty() || !b.uncompleted.is_empty() {
+            a.complete();
+            b.complete();
+        }
+        a.read(usize::MAX);
+        b.read(usize::MAX);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the order of writes, reads, messages and completions: every byte arrives, once, in order.
+    #[test]
+    fn every_byte_arrives(
+        sizes in (0u8..2, 0u8..2, 0u32..2),
+        steps in proptest::collection::vec((0u8..5, any::<bool>(), 0usize..40_000), 1..200),
+    ) {
+        let (mut a, mut b) = pair(sizes.0, sizes.1, sizes.2);
+        for (what, first, n) in steps {
+            let (x, y) = if first { (&mut a, &mut b) } else { (&mut b, &mut a) };
+            match what {
+                0 => x.write(n),
+                1 => x.read(n),
+                2 => x.post(),
+                3 => x.deliver(y).unwrap(),
+                _ => x.complete(),
+            }
+        }
+        settle(&mut a, &mut b);
+        prop_assert_eq!(&a.sent, &b.read);
+        prop_assert_eq!(&b.sent, &a.read);
+        // There is room again: nobody waits for an update that never comes.
+        prop_assert!(a.local.prod - a.free_from < a.mirror.len() as u64);
+        prop_assert!(b.local.prod - b.free_from < b.mirror.len() as u64);
+    }
+
+    /// No message makes a connection panic, or publish what it can't be.
+    #[test]
+    fn any_message_is_checked(
+        messages in proptest::collection::vec(any::<[u8; 24]>(), 1..20), written in 0usize..20_000,
+    ) {
+        let (mut a, mut b) = pair(0, 0, 0);
+        a.write(written);
+        a.post();
+        a.deliver(&mut b).unwrap();
+        for m in messages {
+            let mut bytes = [0u8; 44];
+            bytes[0] = 0xfe;
+            bytes[1] = 44;
+            bytes[2..26].copy_from_slice(&m);
+            let m = Cdc::parse(&bytes).unwrap();
+            if let Ok(c) = a.conn.received(&m) {
+                prop_assert!(c.prod <= 16384 && c.cons <= a.local.prod);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_blocked_sender_is_told_of_room() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(16384);
+    a.post();
+    assert!(a.flight[0].cdc.flags.write_blocked);
+    a.deliver(&mut b).unwrap();
+    a.complete();
+    b.read(1000);
+    b.post();
+    assert!(b.flight.is_empty(), "too little to be worth a message");
+    b.read(15384);
+    b.post();
+    b.deliver(&mut a).unwrap();
+    assert_eq!(a.free_from, 16384);
+}
+
+#[test]
+fn bytes_may_be_overwritten_only_when_both_peer_and_device_are_done() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(16384);
+    a.post();
+    a.deliver(&mut b).unwrap();
+    b.read(16384);
+    b.post();
+    b.deliver(&mut a).unwrap();
+    assert_eq!(a.free_from, 0, "the SEND has not completed");
+    assert!(a.conn.waits_for_ack());
+    a.complete();
+    assert_eq!(a.free_from, 16384);
+}
+
+#[test]
+fn closing_flags_follow_the_data_and_stay() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(100);
+    a.local.flags |= TX_DONE;
+    a.post();
+    let m = a.flight[0].cdc;
+    assert!(m.state.done && !m.state.closed);
+    assert_eq!(
+        m.producer,
+        Cursor {
+            wrap: 0,
+            count: 100
+        }
+    );
+    a.deliver(&mut b).unwrap();
+    assert_eq!(b.peer_flags, TX_DONE);
+    b.write(5);
+    b.post();
+    b.deliver(&mut a).unwrap();
+    a.local.flags |= TX_CLOSED;
+    a.post();
+    assert!(a.flight[0].cdc.state.done && a.flight[0].cdc.state.closed);
+    a.deliver(&mut b).unwrap();
+    assert!(!a.conn.over());
+    b.local.flags |= TX_CLOSED;
+    b.post();
+    b.deliver(&mut a).unwrap();
+    assert!(a.conn.over() && b.conn.over());
+    a.local.prod += 1;
+    a.post();
+    assert!(a.flight.is_empty(), "nothing follows the close");
+}
+
+#[test]
+fn aborts_discard() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(100);
+    a.local.flags |= TX_CLOSED | TX_ABORT;
+    a.post();
+    let m = a.flight[0].cdc;
+    assert!(m.state.abort && m.producer.count == 0);
+    a.deliver(&mut b).unwrap();
+    assert_eq!(b.peer_flags, TX_ABORT | TX_CLOSED);
+}
+
+#[test]
+fn a_peer_that_breaks_the_rules_is_told_an_abort() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(10);
+    a.post();
+    a.flight[0].cdc.producer.count = 16384;
+    assert_eq!(a.deliver(&mut b), Err(Violation));
+    b.post();
+    assert!(b.flight[0].cdc.state.abort);
+}
+
+#[test]
+fn old_and_validating_messages_change_nothing() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(10);
+    a.post();
+    let old = a.flight[0];
+    a.deliver(&mut b).unwrap();
+    a.write(10);
+    a.post();
+    a.deliver(&mut b).unwrap();
+    let c = b.conn.received(&old.cdc).unwrap();
+    assert_eq!((c.prod, c.news), (20, false));
+    let mut validation = Cdc { seq: 3, ..old.cdc };
+    validation.flags.failover_validation = true;
+    assert!(!b.conn.received(&validation).unwrap().news);
+}

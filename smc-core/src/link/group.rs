@@ -1,0 +1,559 @@
+//! The data path of a link group: one queue pair, the connections on it, and whoever happens to serve them.
+//!
+//! To the stream code a group looks like a peer process on the other side of a shared segment: it takes the
+//! place that such a process has in the connection blocks. What a program thread changes in a block, the group
+//! tells the real peer by RDMA WRITE and CDC message; what CDC messages say, the group stores into the block.
+//!
+//! **Who does the work.** No thread is the group's own. A program thread that has changed something sets the
+//! connection's bit in the segment's `pending` map and tries the lock ([`Group::kick`]); whoever holds the lock takes
+//! the bits out. It looks once more after giving the lock back: either it sees a bit that came in between,
+//! or the thread that set it finds the lock free. Threads that wait look at the completion queue
+//! ([`Group::poll`]); before they sleep they arm it ([`Group::arm`]), and the engine waits on its channel. So a busy
+//! connection costs no hand-over between threads, and an idle one no CPU.
+//!
+//! **Signal handlers.** A handler that interrupted the lock's holder doesn't get the lock: it leaves its bit, and
+//! the holder finds it. Nothing here allocates, but what the engine does.
+//!
+//! **Ends.** A failed queue pair marks the link dead; all its connections see a reset. The engine buries the group.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, fence};
+use std::sync::Arc;
+
+use super::conn::{Changes, Conn, Local, Outgoing};
+use crate::bitmap::Bitmap;
+use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::verbs::{
+    Completion, Event, Failure, MESSAGES, Queue, QueuePair, Region, Wake, Write,
+};
+use crate::lock::Lock;
+use crate::node::{self, Link};
+use crate::sys::NoCancel;
+use crate::wire::cdc::{self, Cdc};
+
+/// Bits of an alert token that are the slot's number; the others count the slot's lives, from 1.
+const SLOT_BITS: u32 = SLOTS.ilog2();
+
+/// Token of LLC messages' work requests: no flight has this index.
+const LLC: u32 = u32::MAX;
+
+/// Bytes of LLC messages that wait for the engine: a few of the longest.
+const INBOX: usize = 32 << 10;
+
+/// The alert token of life `life` of a slot, never 0.
+pub fn token(slot: u32, life: u32) -> u32 {
+    (life.max(1) << SLOT_BITS) | slot
+}
+
+/// One connection of the group.
+pub struct Entry {
+    /// Its state.
+    pub conn: Conn,
+    /// Our alert token.
+    pub token: u32,
+    /// Where the mirror lies, once the peer is known: index of its region, and byte offset there.
+    pub mirror: (usize, usize),
+}
+
+/// A CDC message under way.
+#[derive(Clone, Copy, Default)]
+struct Flight {
+    /// Alert token of the connection; 0: free.
+    token: u32,
+    /// What it announces.
+    prod: u64,
+}
+
+/// See the module comment.
+pub struct Group {
+    lock: Lock,
+    state: UnsafeCell<State>,
+    link: &'static Link,
+    qp: QueuePair,
+    queue: Arc<Queue>,
+    /// The engine is wanted: an LLC message came, a connection has ended, or the queue pair has failed.
+    attention: AtomicBool,
+}
+
+// SAFETY: `state` is only touched under `lock`; the rest is Sync by itself.
+unsafe impl Sync for Group {}
+// SAFETY: as above.
+unsafe impl Send for Group {}
+
+/// What the lock guards.
+pub struct State {
+    /// By slot. The vector never grows after the group was made.
+    entries: Vec<Option<Box<Entry>>>,
+    /// Mirrors' memory.
+    regions: Vec<Region>,
+    flights: [Flight; MESSAGES as usize],
+    /// Connections that have something to send, and no place in the send queue for it.
+    stalled: Bitmap,
+    /// LLC messages, each after its length (2 bytes, native order).
+    inbox: Vec<u8>,
+    failure: Option<Failure>,
+    /// Connections that have ended.
+    ended: Bitmap,
+    /// CDC messages sent and received; for the status.
+    counts: (u64, u64),
+}
+
+impl Group {
+    /// A group over a queue pair whose completions go to `queue`, for the connections of `link`.
+    pub fn new(link: &'static Link, qp: QueuePair, queue: Arc<Queue>) -> Box<Group> {
+        Box::new(Group {
+            lock: Lock::new(),
+            state: UnsafeCell::new(State {
+                entries: (0..SLOTS).map(|_| None).collect(),
+                regions: Vec::new(),
+                flights: [Flight::default(); MESSAGES as usize],
+                stalled: Bitmap::new(),
+                inbox: Vec::with_capacity(INBOX),
+                failure: None,
+                ended: Bitmap::new(),
+                counts: (0, 0),
+            }),
+            link,
+            qp,
+            queue,
+            attention: AtomicBool::new(false),
+        })
+    }
+
+    /// The queue pair.
+    pub fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Its completion queue.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// The link through which the stream code sees it.
+    pub fn link(&self) -> &'static Link {
+        self.link
+    }
+
+    /// Something changed in the block of `slot`. The caller has executed a `SeqCst` fence since.
+    pub fn kick(&self, slot: u32) {
+        self.link.seg().pending[1].set(slot);
+        self.serve();
+    }
+
+    /// Sends what is due for connections whose bits are set, unless another thread is at it.
+    fn serve(&self) {
+        if !self.link.seg().pending[1].any() {
+            return;
+        }
+        let _c = NoCancel::new();
+        while self.link.seg().pending[1].any() {
+            let Some(_g) = self.lock.try_lock() else {
+                return;
+            };
+            // SAFETY: under the lock.
+            let state = unsafe { &mut *self.state.get() };
+            self.serve_pending(state);
+            drop(_g);
+            fence(SeqCst);
+        }
+    }
+
+    fn serve_pending(&self, state: &mut State) {
+        self.link.seg().pending[1].drain(|slot| self.send_due(state, slot));
+    }
+
+    /// Takes what has completed. True: there was something. By any thread.
+    pub fn poll(&self) -> bool {
+        let _c = NoCancel::new();
+        let Some(g) = self.lock.try_lock() else {
+            return false;
+        };
+        // SAFETY: under the lock.
+        let news = self.poll_locked(unsafe { &mut *self.state.get() });
+        drop(g);
+        fence(SeqCst);
+        self.serve();
+        news
+    }
+
+    /// Whether everything is sent and acknowledged, or never will be.
+    pub fn idle(&self) -> bool {
+        let Some(_g) = self.lock.try_lock() else {
+            return false;
+        };
+        // SAFETY: under the lock.
+        let state = unsafe { &*self.state.get() };
+        state.failure.is_some()
+            || !self.link.seg().pending[1].any()
+                && !state.stalled.any()
+                && state.flights.iter().all(|f| f.token == 0)
+    }
+
+    /// Has the next arrival wake the engine, and takes what has arrived before.
+    pub fn arm(&self) {
+        let _c = NoCancel::new();
+        let Some(g) = self.lock.lock() else {
+            return;
+        };
+        // SAFETY: under the lock.
+        let state = unsafe { &mut *self.state.get() };
+        self.poll_locked(state);
+        if state.failure.is_none() {
+            // Completions of our own messages matter only to whoever waits for them.
+            let wake = if state.waits_for_completions() {
+                Wake::All
+            } else {
+                Wake::Solicited
+            };
+            if let Err(e) = self.queue.arm(wake) {
+                log::warn!("{e}");
+            }
+            self.poll_locked(state);
+        }
+        drop(g);
+        fence(SeqCst);
+        self.serve();
+    }
+
+    fn poll_locked(&self, state: &mut State) -> bool {
+        let mut news = false;
+        loop {
+            let found = self.queue.poll(|c| self.completed(state, c));
+            news |= matches!(found, Ok(1..));
+            if !matches!(found, Ok(crate::fabric::verbs::POLL_BATCH)) {
+                break;
+            }
+        }
+        if news {
+            let mut again = Bitmap::new();
+            core::mem::swap(&mut again, &mut state.stalled);
+            again.drain(|slot| self.send_due(state, slot));
+        }
+        news
+    }
+
+    fn completed(&self, state: &mut State, completion: Completion) {
+        match self.qp.complete(completion) {
+            Some(Event::Received(message)) => {
+                let bytes = message.bytes();
+                if bytes.first() == Some(&cdc::TYPE) {
+                    if let Ok(m) = Cdc::parse(bytes) {
+                        self.received(state, &m);
+                    }
+                } else {
+                    state.deposit(bytes);
+                    self.call_engine();
+                }
+            }
+            Some(Event::Sent(index)) => {
+                if let Some(f) = state.flights.get_mut(index as usize) {
+                    let flight = core::mem::take(f);
+                    self.acked(state, flight);
+                }
+            }
+            Some(Event::Written(_)) | None => {}
+            Some(Event::Failed(failure, _)) => self.failed(state, failure),
+        }
+    }
+
+    fn received(&self, state: &mut State, m: &Cdc) {
+        state.counts.1 += 1;
+        let Some((slot, entry)) = state.entry(m.token) else {
+            return;
+        };
+        match entry.conn.received(m) {
+            Ok(changes) => {
+                let over = entry.conn.over();
+                self.publish(slot, &changes);
+                if over {
+                    self.end(state, slot);
+                }
+            }
+            Err(_) => {
+                crate::engine::COUNTERS.count(crate::observe::Reason::PeerViolation);
+                let flags = &self.link.block(slot).dir[1].tx.flags;
+                flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
+                self.tell_program(slot);
+                self.send_due(state, slot);
+            }
+        }
+    }
+
+    /// Stores what the peer said into the block.
+    fn publish(&self, slot: u32, c: &Changes) {
+        let [out, inc] = &self.link.block(slot).dir;
+        inc.tx.prod.store(c.prod, Release);
+        out.rx.cons.store(c.cons, Release);
+        if c.flags != 0 {
+            inc.tx.flags.fetch_or(c.flags, Release);
+        }
+        if c.news {
+            self.tell_program(slot);
+        }
+    }
+
+    fn tell_program(&self, slot: u32) {
+        fence(SeqCst);
+        if let Some(s) = self.link.sock(slot) {
+            s.on_event();
+        }
+    }
+
+    fn acked(&self, state: &mut State, f: Flight) {
+        let Some((slot, entry)) = state.entry(f.token) else {
+            return;
+        };
+        let cons = entry.conn.acked(f.prod);
+        let out = &self.link.block(slot).dir[0];
+        if out.rx.cons.swap(cons, SeqCst) != cons && out.tx.flags.load(Relaxed) & TX_BLOCKED != 0 {
+            self.tell_program(slot);
+        }
+    }
+
+    /// Both sides have closed: the engine takes the buffers back, once the program has left, too.
+    fn end(&self, state: &State, slot: u32) {
+        if self.link.block(slot).dir[0].tx.flags.load(Acquire) & TX_CLOSED != 0 {
+            state.ended.set(slot);
+            self.call_engine();
+        }
+    }
+
+    fn call_engine(&self) {
+        self.attention.store(true, SeqCst);
+        fence(SeqCst);
+        node::ring_own(node::ENGINE_BELL);
+    }
+
+    /// Sends what is due for the connection at `slot`.
+    fn send_due(&self, state: &mut State, slot: u32) {
+        let Some(Some(entry)) = state.entries.get_mut(slot as usize) else {
+            return;
+        };
+        let free = state.flights.iter().position(|f| f.token == 0);
+        let (Some(flight), true) = (free, self.qp.has_room()) else {
+            state.stalled.set(slot);
+            return;
+        };
+        let [out, inc] = &self.link.block(slot).dir;
+        // The flags before the cursor: one that says "no more" covers all bytes written before it.
+        let flags = out.tx.flags.load(Acquire);
+        let local = Local {
+            prod: out.tx.prod.load(Acquire),
+            cons: inc.rx.cons.load(Acquire),
+            flags,
+        };
+        let Some(due) = entry.conn.next(local) else {
+            if entry.conn.over() {
+                self.end(state, slot);
+            }
+            return;
+        };
+        let over = entry.conn.over();
+        let posted = post(&self.qp, &state.regions, entry, &due, flight as u32);
+        state.flights[flight] = Flight {
+            token: entry.token,
+            prod: due.prod,
+        };
+        state.counts.0 += 1;
+        if !posted {
+            self.failed(state, Failure::LocalProtection);
+        } else if over {
+            self.end(state, slot);
+        }
+    }
+
+    /// The queue pair is broken: all connections are reset.
+    #[cold]
+    fn failed(&self, state: &mut State, failure: Failure) {
+        if state.failure.is_some() {
+            return;
+        }
+        state.failure = Some(failure);
+        self.link.dead.store(true, SeqCst);
+        for slot in 0..SLOTS {
+            self.tell_program(slot);
+        }
+        self.call_engine();
+    }
+
+    /// Runs `f` on the state. Engine.
+    pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let g = self.lock.lock()?;
+        // SAFETY: under the lock.
+        let r = f(unsafe { &mut *self.state.get() });
+        drop(g);
+        fence(SeqCst);
+        self.serve();
+        Some(r)
+    }
+
+    /// Whether the engine is wanted; clears it. Engine.
+    pub fn take_attention(&self) -> bool {
+        self.attention.load(Relaxed) && self.attention.swap(false, SeqCst)
+    }
+
+    /// Sends an LLC message, if there is room: the sender repeats what is not answered. Engine.
+    pub fn send_llc(&self, bytes: &[u8]) {
+        self.with(|state| {
+            if state.failure.is_none()
+                && let Err(e) = self.qp.send(&[], bytes, LLC)
+            {
+                log::warn!("LLC message not sent: {e}");
+            }
+        });
+    }
+
+    /// Sends an abort on each connection. Engine.
+    pub fn abort_all(&self) {
+        self.with(|state| {
+            for slot in 0..SLOTS {
+                if let Some(Some(entry)) = state.entries.get_mut(slot as usize) {
+                    entry.conn.abort();
+                    self.send_due(state, slot);
+                }
+            }
+        });
+    }
+
+    /// Breaks the link: for what the engine finds out. Engine.
+    pub fn fail(&self, failure: Failure) {
+        self.with(|state| self.failed(state, failure));
+    }
+}
+
+impl State {
+    /// The connection with this alert token of ours.
+    fn entry(&mut self, token: u32) -> Option<(u32, &mut Entry)> {
+        let slot = token & (SLOTS - 1);
+        let entry = self.entries.get_mut(slot as usize)?.as_deref_mut()?;
+        (entry.token == token).then_some((slot, entry))
+    }
+
+    fn waits_for_completions(&mut self) -> bool {
+        let busy = self.flights.iter().filter(|f| f.token != 0).count();
+        let flights = self.flights;
+        self.stalled.any()
+            || busy > flights.len() / 2
+            || flights.iter().any(|f| {
+                f.token != 0
+                    && self
+                        .entry(f.token)
+                        .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
+            })
+    }
+
+    /// Keeps an LLC message for the engine. If it is behind by that much, the message is lost, and the peer's timer
+    /// takes care of it.
+    fn deposit(&mut self, bytes: &[u8]) {
+        let Ok(len) = u16::try_from(bytes.len()) else {
+            return;
+        };
+        if self.inbox.len() + 2 + bytes.len() <= INBOX {
+            self.inbox.extend_from_slice(&len.to_ne_bytes());
+            self.inbox.extend_from_slice(bytes);
+        }
+    }
+
+    /// Hands over the LLC messages that have come. Engine.
+    pub fn take_llc(&mut self, mut f: impl FnMut(&[u8])) {
+        let mut rest = self.inbox.as_slice();
+        while let Some((len, tail)) = rest.split_first_chunk::<2>() {
+            let Some((message, tail)) = tail.split_at_checked(u16::from_ne_bytes(*len).into())
+            else {
+                break;
+            };
+            f(message);
+            rest = tail;
+        }
+        self.inbox.clear();
+    }
+
+    /// The connections that have ended since the last call. Engine.
+    pub fn take_ended(&mut self, f: impl FnMut(u32)) {
+        self.ended.drain(f);
+    }
+
+    /// Why the queue pair is broken, if it is.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+
+    /// CDC messages sent and received.
+    pub fn counts(&self) -> (u64, u64) {
+        self.counts
+    }
+
+    /// Enters a connection; its block has been cleared. Engine.
+    pub fn insert(&mut self, slot: u32, entry: Entry) {
+        if let Some(place) = self.entries.get_mut(slot as usize) {
+            *place = Some(Box::new(entry));
+        }
+    }
+
+    /// Takes a connection out. Engine.
+    pub fn remove(&mut self, slot: u32) -> Option<Box<Entry>> {
+        self.entries.get_mut(slot as usize)?.take()
+    }
+
+    /// The connection at a slot. Engine.
+    pub fn get(&mut self, slot: u32) -> Option<&mut Entry> {
+        self.entries.get_mut(slot as usize)?.as_deref_mut()
+    }
+
+    /// Whether there are none. Engine.
+    pub fn is_empty(&self) -> bool {
+        self.entries.iter().all(Option::is_none)
+    }
+
+    /// The lowest free slot. Engine.
+    pub fn free_slot(&self) -> Option<u32> {
+        self.entries
+            .iter()
+            .position(Option::is_none)
+            .map(|i| i as u32)
+    }
+
+    /// Forgets the mirrors' memory. Engine, when nothing is posted any more.
+    pub fn drop_regions(&mut self) {
+        self.regions.clear();
+    }
+
+    /// Adds memory for mirrors; returns its index. Engine.
+    pub fn add_region(&mut self, region: Region) -> usize {
+        self.regions.push(region);
+        self.regions.len() - 1
+    }
+}
+
+/// Posts WRITEs and message in one go. False: the device refused.
+fn post(qp: &QueuePair, regions: &[Region], entry: &Entry, due: &Outgoing, index: u32) -> bool {
+    let Some(region) = regions.get(entry.mirror.0) else {
+        return false;
+    };
+    let Some(peer) = entry.conn.peer() else {
+        return false;
+    };
+    let piece = |i: usize| {
+        let w = due.writes.get(i).filter(|w| w.len > 0)?;
+        region.piece(entry.mirror.1 + w.from as usize, w.len as usize)
+    };
+    let pieces = [piece(0), piece(1)];
+    let (a, b) = (pieces[0].as_slice(), pieces[1].as_slice());
+    let write = |local, i: usize| Write {
+        local,
+        address: due.writes.get(i).map_or(0, |w| w.to),
+        rkey: peer.rmb.rkey,
+    };
+    let writes = [write(a, 0), write(b, 1)];
+    let count = pieces.iter().flatten().count();
+    let message = due.cdc.to_bytes();
+    match qp.send(writes.get(..count).unwrap_or(&[]), &message, index) {
+        Ok(()) => true,
+        Err(e) => {
+            log::warn!("{e}");
+            false
+        }
+    }
+}
