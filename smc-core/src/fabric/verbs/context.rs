@@ -46,8 +46,8 @@ pub struct Context {
     owner: u32,
 }
 
-// SAFETY: libibverbs is thread-safe: "all verbs may be called from any thread" on any object (its document
-// libibverbs.md); the other fields never change.
+// SAFETY: the library's objects are safe for access by several threads unless asked otherwise (ibv_alloc_td(3)); the
+// other fields never change.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -61,7 +61,7 @@ pub struct PortState {
     pub mtu: Mtu,
 }
 
-/// News of a device. "QP" events come after the queue pair's completions have told the same.
+/// News of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// The queue pair of this number is in the error state, or got a request that put it there.

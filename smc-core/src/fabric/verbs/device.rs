@@ -87,7 +87,8 @@ pub struct Choice {
 }
 
 impl Survey {
-    /// Looks at this host.
+    /// Looks at this host. Reads a few hundred small files a port, and tries to open each device, so take
+    /// it once, and again after news of a port or GID ([`super::AsyncEvent`]).
     pub fn take() -> Survey {
         let mut survey = Survey::of(Path::new("/sys"), Path::new("/dev"));
         survey.unusable = survey.unusable.or_else(memory_limit);

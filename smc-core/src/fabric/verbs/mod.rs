@@ -16,7 +16,7 @@
 //! **Lifetime.** Each object holds those it was made from (queue pair: its queues and domain; region: its domain;
 //! all: the context), so they are destroyed in the order that libibverbs asks for, whoever is dropped first.
 //!
-//! **Threads.** libibverbs lets any thread call any verb on any object, and what is added here is
+//! **Threads.** The library's objects are safe for access by several threads (ibv_alloc_td(3)), and what is added here is
 //! behind locks: all objects are `Send` and `Sync`. Posting, polling and arming may reach system calls that are
 //! cancellation points (soft-RoCE rings its doorbell so): call them with cancellation disabled where
 //! threads may be cancelled, and not from a signal handler that interrupted another call of the same

@@ -45,7 +45,8 @@ unsafe impl Sync for Queue {}
 
 impl Queue {
     /// Makes a queue of `entries`, or of as many as the device has. Each queue pair reserves the entries that it may
-    /// need ([`super::SEND_DEPTH`], [`super::RECEIVE_DEPTH`]), so that a queue never overflows.
+    /// need ([`super::SEND_DEPTH`], [`super::RECEIVE_DEPTH`]), so that a queue never overflows. (Some drivers leave the
+    /// completions of a queue pair that is gone in the queue: poll it empty before new ones take its place.)
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Queue>> {
         let entries = entries.min(context.max_queue_entries);
         let object = || Object::Queue(entries);
