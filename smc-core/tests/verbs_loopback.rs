@@ -263,6 +263,45 @@ fn messages_in_flight_are_bounded() {
 }
 
 #[test]
+fn threads_share_a_queue_pair() {
+    const THREADS: u32 = 4;
+    const EACH: u32 = 200;
+    let Some(link) = Link::new() else { return };
+    let all: Vec<u32> = (0..THREADS * EACH).collect();
+    std::thread::scope(|scope| {
+        for own in all.chunks(EACH as usize) {
+            let a = &link.a.queue_pair;
+            scope.spawn(move || {
+                for token in own {
+                    while a.send(&[], &token.to_be_bytes(), *token) == Err(PostError::Full) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        let end = Instant::now() + LIMIT;
+        while sent.len() < all.len() || received.len() < all.len() {
+            assert!(Instant::now() < end, "{} of {}", sent.len(), all.len());
+            for news in link.a.poll().into_iter().chain(link.b.poll()) {
+                match news {
+                    News::Sent(token) => sent.push(token),
+                    News::Received(bytes) => {
+                        received.push(u32::from_be_bytes(bytes.try_into().unwrap()));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(sent, received, "completed in the order of arrival");
+        sent.sort();
+        assert_eq!(sent, all);
+    });
+    assert_eq!(link.a.queue_pair.outstanding(), 0);
+}
+
+#[test]
 fn writes_wrap_and_are_there_before_their_message() {
     let Some(link) = Link::new() else { return };
     let source = Memory::new(&link.domain, RMB, Access::Local);
