@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use super::{MEMLOCK_MIN, Unusable};
+use crate::fds;
 use crate::sys::Errno;
 use crate::wire::Gid;
 
@@ -90,9 +91,12 @@ impl Survey {
     /// Looks at this host. Reads a few hundred small files a port, and tries to open each device, so take
     /// it once, and again after news of a port or GID ([`super::AsyncEvent`]).
     pub fn take() -> Survey {
-        let mut survey = Survey::of(Path::new("/sys"), Path::new("/dev"));
-        survey.unusable = survey.unusable.or_else(memory_limit);
-        survey
+        // The files get numbers that a thread of the program might be closing.
+        fds::make_private(|_| {
+            let mut survey = Survey::of(Path::new("/sys"), Path::new("/dev"));
+            survey.unusable = survey.unusable.or_else(memory_limit);
+            survey
+        })
     }
 
     /// Looks at a host whose sysfs and devices are mounted elsewhere.

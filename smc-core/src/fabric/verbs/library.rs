@@ -93,7 +93,9 @@ library! {
 /// Opens the library, once in a process. It is never closed.
 pub(super) fn library() -> Result<&'static Library, Unusable> {
     static LIBRARY: OnceLock<Result<Library, Unusable>> = OnceLock::new();
-    LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)
+    // The files get numbers that a thread of the program might be closing.
+    let library = LIBRARY.get_or_init(|| fds::make_private(|_| open()));
+    library.as_ref().map_err(Clone::clone)
 }
 
 /// Whether libibverbs can be used here, devices or not.
