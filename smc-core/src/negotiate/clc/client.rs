@@ -67,7 +67,8 @@ impl Client {
         }
     }
 
-    /// Declines in place of the Proposal: both sides have sent the TCP option, but now there is no device.
+    /// Declines in place of the Proposal: both sides have sent the TCP option, but now there is no device
+    /// ([`Diagnosis::NoSmcRDev`]), or no enterprise id ([`Diagnosis::NoSmcDev`], as Linux says it).
     pub fn without_device(local: Local, diagnosis: Diagnosis) -> Client {
         let mut core = Core::new(local, Role::Client);
         core.decline(diagnosis);
@@ -141,14 +142,10 @@ impl Client {
         let mut end = prepared.end;
         end.mtu = Mtu::min(end.mtu, accept.end.mtu);
         let extension = terms.map(|terms| {
-            let mut gids = [end.gid; List::<Gid>::MAX];
-            let mut count = 1;
-            for (place, gid) in gids.iter_mut().skip(1).zip(self.more_gids.iter()) {
-                *place = gid;
-                count += 1;
-            }
+            let more = self.more_gids.iter().take(List::<Gid>::MAX - 1);
+            let gids: Vec<Gid> = std::iter::once(end.gid).chain(more).collect();
             FirstContact {
-                gids: List::from_slice(gids.get(..count).unwrap_or(&gids)).unwrap_or_default(),
+                gids: List::from_slice(&gids).unwrap_or_default(),
                 ..self.core.extension(&terms, prepared.direct)
             }
         });
@@ -187,7 +184,8 @@ impl Client {
         self.core.add_link_done(now);
     }
 
-    /// Gives SMC up for this connection. If an answer of the server is on its way, it is read first.
+    /// Gives SMC up for this connection. While an answer of the server is due, this waits until it has been read;
+    /// [`Diagnosis::TimeoutCl`] waits another second for the peer's Decline.
     pub fn decline(&mut self, diagnosis: Diagnosis, now: Instant) {
         self.core.declined_by_driver(diagnosis, now);
     }

@@ -210,11 +210,20 @@ impl<T> Core<T> {
 
     /// The driver wants to decline.
     pub(super) fn declined_by_driver(&mut self, diagnosis: Diagnosis, now: Instant) {
-        match self.phase {
+        match &self.phase {
             Phase::Await => self.refusal = Some(diagnosis),
-            // The peer has declined itself, and would take ours for its program's.
-            Phase::Link(_) if !self.inbox.is_empty() => self.step(Step::HalfDecline, now),
-            Phase::Prepare | Phase::Link(_) => self.decline(diagnosis),
+            Phase::Prepare => self.decline(diagnosis),
+            Phase::Link(link) => match link.step {
+                // LLC has a clock of its own. The peer's is as old, so it may be about to decline.
+                Step::Confirm if diagnosis == Diagnosis::TimeoutCl => {
+                    self.step(Step::LastDecline, now);
+                }
+                Step::LastDecline if diagnosis == Diagnosis::TimeoutCl => {}
+                Step::HalfDecline => {}
+                // The peer has declined itself, and would take ours for its program's.
+                _ if !self.inbox.is_empty() => self.step(Step::HalfDecline, now),
+                _ => self.decline(diagnosis),
+            },
             Phase::Done => {}
         }
     }

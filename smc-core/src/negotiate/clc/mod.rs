@@ -9,7 +9,9 @@
 //! 2. reads from the socket at most `want` bytes at a time, and hands them to `read`. So it never takes a byte
 //!    that follows a Decline: these belong to the program;
 //! 3. calls `timeout` when the time that `poll_timeout` returns has come;
-//! 4. reports results of tasks, and polls after each call.
+//! 4. reports results of tasks, and polls after each call;
+//! 5. reads what has arrived before it calls `timeout` or `decline`: if both sides decline at once, each takes the
+//!    other's Decline for the program's bytes, and nothing in the protocol helps against that.
 //!
 //! While it waits for anything here, the driver has to go on serving the link's queue pairs: the peer's
 //! CONFIRM RKEY comes before its Accept, its CONFIRM LINK right after the Confirm, and both are due in 2 s.

@@ -19,6 +19,8 @@ pub enum Task {
     /// a link is active, fewer connections than agreed on, a free RToken). With one, choose a link, take an RMB, and
     /// have the client confirm its rkey ([`Server::confirm_rkey_sent`]) unless it has before. Without one, make a
     /// queue pair and an RMB. Then call [`Server::prepared`], before the client's 6 s are over.
+    ///
+    /// Without a route to [`Request::gid`], decline with [`Diagnosis::NoSmcRDev`], as Linux does.
     Prepare(Request),
     /// First contact: connect the queue pair to the client's end and to [`Request::gid`], send CONFIRM LINK, and
     /// call [`Server::link_ready`] when the answer is there. Else: note where the client's RMB is, then call
@@ -165,7 +167,8 @@ impl Server {
         self.core.add_link_done(now);
     }
 
-    /// Gives SMC up for this connection. If a message of the client is on its way, it is read first.
+    /// Gives SMC up for this connection. While a message of the client is due, this waits until it has been read;
+    /// [`Diagnosis::TimeoutCl`] waits another second for the peer's Decline.
     pub fn decline(&mut self, diagnosis: Diagnosis, now: Instant) {
         self.core.declined_by_driver(diagnosis, now);
     }

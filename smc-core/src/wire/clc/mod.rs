@@ -1,5 +1,5 @@
 //! CLC (connection layer control): the messages on the TCP stream by which two hosts agree on SMC-R
-//! (RFC 7609 section 3.5 and SMC version 2.1, as Linux speaks them).
+//! (RFC 7609 section 3.2 and SMC version 2.1, as Linux speaks them).
 //!
 //! | message | from | says |
 //! |---|---|---|

@@ -99,18 +99,34 @@ fn no_confirm_link() {
     assert_eq!(parsed_decline(&decline).diagnosis, Diagnosis::TimeoutCl);
     assert_ends!(server, fallback(Diagnosis::TimeoutCl, Side::Local));
 
-    let at = expire!(client, now, 4 * SECOND);
+    expire!(client, now, 4 * SECOND);
     assert_eq!(client.want(), 8);
     // The server's Decline comes while the client looks for one.
     client.read(&decline);
     assert_eq!(client.poll_timeout(), None);
     assert_ends!(client, fallback(Diagnosis::TimeoutCl, Side::Peer));
-    let _ = at;
 
     let (mut client, _) = confirmed(now);
     let at = expire!(client, now, 4 * SECOND);
     expire!(client, at, SECOND);
     assert_declines!(client, Diagnosis::TimeoutCl, Version::V2);
+}
+
+/// LLC may find out first, and say so more than once.
+#[test]
+fn no_confirm_link_by_the_clock_of_llc() {
+    let now = Instant::now();
+    let (mut client, mut server) = confirmed(now);
+    let at = now + SECOND;
+    server.decline(Diagnosis::TimeoutCl, at);
+    server.decline(Diagnosis::TimeoutCl, at + SECOND / 2);
+    expire!(server, at, SECOND);
+    assert_declines!(server, Diagnosis::TimeoutCl, Version::V2);
+
+    client.decline(Diagnosis::TimeoutCl, at);
+    assert_eq!(client.poll(), None);
+    client.read(&decline_bytes(Version::V2, false));
+    assert_ends!(client, fallback(Diagnosis::Mem, Side::Peer));
 }
 
 #[test]
