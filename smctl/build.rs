@@ -44,7 +44,7 @@ fn compile() -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{clang} can't compile {SOURCE} ({}); clang 11 or later with the target bpf and the kernel's \
+        "{clang} can't compile {SOURCE} ({}); clang 14 or later with the target bpf and the kernel's \
          headers are needed (Debian: apt-get install clang linux-libc-dev)\n{}",
         output.status,
         String::from_utf8_lossy(&output.stderr)

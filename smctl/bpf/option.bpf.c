@@ -76,10 +76,12 @@ static long (*const reserve_option)(struct bpf_sock_ops *ops, __u32 len, __u64 f
 enum {
 	WANTED = STATE_WANTED,
 	PEER = STATE_PEER,
-	// The SYN of this socket carries the option; a listener: the SYN-ACKs may.
+	// A SYN of this socket carried the option; a listener: its SYN-ACKs may.
 	OFFERS = 4,
+	// There is room for the option in the SYN that is being made.
+	ROOM = 8,
 	// The call-back for header options was switched on by us, not by another program.
-	CALLED = 8,
+	CALLED = 16,
 };
 
 struct mark {
@@ -100,9 +102,9 @@ struct place {
 	__u32 zero;
 };
 
-// Where marked sockets listen, or once did. While a SYN-ACK is made, the listener can't be seen; should
-// another program have switched on the call-back for all sockets, this keeps the option out of
-// the SYN-ACKs of other listeners.
+// Where marked sockets listen, or once did. While a SYN-ACK is made, the listener can't be seen;
+// should another program have switched on the call-back for all sockets, this keeps the option out
+// of the SYN-ACKs of other listeners.
 struct {
 	INTEGER(type, BPF_MAP_TYPE_LRU_HASH);
 	INTEGER(max_entries, 16384);
@@ -235,13 +237,13 @@ static INLINE void measure(struct bpf_sock_ops *ops)
 	mark = mark_of(ops->sk);
 	if (!mark)
 		return;
-	mark->flags &= ~OFFERS;
+	mark->flags &= ~ROOM;
 	// Fast Open: bytes of the program travel in the SYN (or in an earlier SYN, now lost), so SMC's
 	// can't be the first.
 	if (ops->skb_len || ops->data_segs_out)
 		return;
 	if (reserve_option(ops, sizeof(OPTION), 0) == 0)
-		mark->flags |= OFFERS;
+		mark->flags |= ROOM;
 }
 
 static INLINE void write(struct bpf_sock_ops *ops)
@@ -256,9 +258,9 @@ static INLINE void write(struct bpf_sock_ops *ops)
 		return;
 	}
 	mark = mark_of(ops->sk);
-	if (kind == FLAG_SYN && mark && mark->flags & OFFERS &&
-	    store_option(ops, OPTION, sizeof(OPTION), 0))
-		mark->flags &= ~OFFERS;
+	if (kind == FLAG_SYN && mark && mark->flags & ROOM &&
+	    store_option(ops, OPTION, sizeof(OPTION), 0) == 0)
+		mark->flags |= OFFERS;
 }
 
 static INLINE void connected(struct bpf_sock_ops *ops)
@@ -280,8 +282,8 @@ static INLINE void accepted(struct bpf_sock_ops *ops)
 	if (!mark)
 		return;
 	leave_us(ops, mark);
-	// With Fast Open the connection is there as soon as the SYN is. Its SYN-ACK comes after this, and is
-	// without the option.
+	// With Fast Open the connection is there as soon as the SYN is. Its SYN-ACK comes after this, and
+	// is without the option.
 	if (!(mark->flags & OFFERS) || ops->skb_tcp_flags & FLAG_SYN)
 		return;
 	request = socket_cookie(ops);

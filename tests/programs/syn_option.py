@@ -1,13 +1,11 @@
 """Checks of the SMC option of TCP: syn_option.py NAME CGROUP runs check_NAME.
 
 Runs as root: makes a network namespace of its own, joins the control group, opens raw sockets, and otherwise acts as an
-unprivileged user, as whom it uses the option. `Raw` is a TCP peer of its own on a veth pair, so that segments can be left
-out, sent twice or have odd options.
+unprivileged user, as whom it uses the option. Segments come from segments.py.
 """
 
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import socket
@@ -16,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from segments import ACK, OPTION, SYN, Capture, Raw, root
 
 NUMBERS = (Path(__file__).parents[2] / "smc-core/src/negotiate/option.rs").read_text(encoding="utf-8")
 
@@ -27,11 +27,10 @@ def number(name):
 
 SOL_XSMC, WANT, STATE = number("SOL_XSMC"), number("XSMC_OPT_WANT"), number("XSMC_OPT_STATE")
 WANTED, PEER = number("STATE_WANTED"), number("STATE_PEER")
-OPTION = bytes.fromhex("fe06e2d4c3d9")
 CLIENTS = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 NOBODY = 65534
+BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]  # the system call
 MSG_FASTOPEN, TCP_FASTOPEN = 0x20000000, 23
-FIN, SYN, RST, ACK = 1, 2, 4, 16
 
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -85,132 +84,8 @@ def fails(number, function, *args):
 
 
 def sysctl(name, value):
-    os.seteuid(0)
-    Path("/proc/sys/net/ipv4", name).write_text(str(value), encoding="ascii")
-    os.seteuid(NOBODY)
-
-
-class Segment:
-    """A captured TCP segment."""
-
-    def __init__(self, packet):
-        if packet[0] >> 4 == 4:
-            head, self.protocol, addresses = (packet[0] & 15) * 4, packet[9], packet[12:20]
-        else:
-            head, self.protocol, addresses = 40, packet[6], packet[8:40]
-        middle = len(addresses) // 2
-        self.source, self.target = addresses[:middle], addresses[middle:]
-        header = packet[head:]
-        self.tcp = self.protocol == socket.IPPROTO_TCP
-        if self.tcp:
-            self.sport, self.dport, self.seq, self.ack, offset, self.flags = struct.unpack("!HHIIBB", header[:14])
-            self.options, self.data = header[20:(offset >> 4) * 4], header[(offset >> 4) * 4:]
-
-    def has(self):
-        """Whether the SMC option is there, once and in the form of Linux's SMC."""
-        found, rest = 0, self.options
-        while rest and rest[0] != 0:
-            if rest[0] == 1:
-                rest = rest[1:]
-                continue
-            if rest[0] == 254:
-                assert rest[:rest[1]] == OPTION, rest.hex()
-                found += 1
-            rest = rest[rest[1]:]
-        assert found <= 1, self.options.hex()
-        return found == 1
-
-
-class Capture:
-    """All segments on an interface from now on. Loopback shows each twice: the second is dropped."""
-
-    def __init__(self, interface="lo"):
-        os.seteuid(0)
-        self.raw = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
-        self.raw.bind((interface, 3))
-        os.seteuid(NOBODY)
-        self.raw.setblocking(False)
-
-    def segments(self):
-        found = []
-        while True:
-            try:
-                packet, address = self.raw.recvfrom(65536)
-            except BlockingIOError:
-                return found
-            if address[2] != socket.PACKET_OUTGOING and address[1] in (0x0800, 0x86DD):
-                segment = Segment(packet)
-                if segment.tcp:
-                    found.append(segment)
-
-    def handshake(self):
-        """Whether SYN and SYN-ACK had the option; no other segment may have it."""
-        found = {}
-        for segment in self.segments():
-            kind = segment.flags & (SYN | ACK)
-            if kind & SYN:
-                assert found.setdefault(kind, segment.has()) == segment.has(), "retransmitted otherwise"
-            else:
-                assert not segment.has()
-        return found[SYN], found[SYN | ACK]
-
-
-class Raw:
-    """The host 10.9.0.2, of which the kernel knows nothing but an Ethernet address."""
-
-    HERE, THERE = "10.9.0.1", "10.9.0.2"
-
-    def __init__(self):
-        os.seteuid(0)
-        for line in ("link add a0 address 02:00:00:00:00:01 type veth peer name b0 address 02:00:00:00:00:02",
-                     "link set a0 up", "link set b0 up", f"addr add {self.HERE}/24 dev a0",
-                     f"neigh add {self.THERE} lladdr 02:00:00:00:00:02 dev a0"):
-            subprocess.run(["ip", *line.split()], check=True)
-        self.raw = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
-        self.raw.bind(("b0", 0x0800))
-        self.to = ("b0", 0x0800, 0, 0, b"\2\0\0\0\0\1")
-        os.seteuid(NOBODY)
-
-    def send(self, sport, dport, flags, seq, ack=0, options=b"", data=b""):
-        options += b"\1" * (-len(options) % 4)
-        source, target = socket.inet_aton(self.THERE), socket.inet_aton(self.HERE)
-        head = struct.pack("!HHIIBBHHH", sport, dport, seq, ack, (5 + len(options) // 4) << 4, flags, 65535, 0, 0)
-        body = head + options + data
-        check = checksum(source + target + struct.pack("!HH", 6, len(body)) + body)
-        body = body[:16] + struct.pack("!H", check) + body[18:]
-        ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(body), 0, 0x4000, 64, 6, 0, source, target)
-        ip = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:]
-        self.raw.sendto(ip + body, self.to)
-
-    def receive(self, flags, seconds=5):
-        """The next segment with exactly these flags (of SYN, ACK, RST, FIN)."""
-        end = time.monotonic() + seconds
-        while True:
-            self.raw.settimeout(max(0.001, end - time.monotonic()))
-            packet, address = self.raw.recvfrom(65536)
-            if address[2] == socket.PACKET_OUTGOING:
-                continue
-            segment = Segment(packet)
-            if segment.tcp and segment.flags & (SYN | ACK | RST | FIN) == flags:
-                return segment
-
-    def connect(self, listening, options, sport, answers=1, data=b""):
-        """Connects by hand, with so many SYN-ACKs awaited; gives whether they had the option, and the accepted socket."""
-        dport = listening.getsockname()[1]
-        self.send(sport, dport, SYN, 1000, options=options, data=data)
-        seen = [self.receive(SYN | ACK) for _ in range(answers)]
-        assert len({one.seq for one in seen}) == 1
-        assert len({one.has() for one in seen}) == 1, "the SYN-ACK was sent again otherwise"
-        self.send(sport, dport, ACK, 1001 + len(data), seen[0].seq + 1)
-        return seen[0].has(), listening.accept()[0]
-
-
-def checksum(data):
-    data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xffff) + (total >> 16)
-    return ~total & 0xffff
+    with root():
+        Path("/proc/sys/net/ipv4", name).write_text(str(value), encoding="ascii")
 
 
 def check_combinations():
@@ -474,6 +349,120 @@ def check_raw_servers():
         assert state(client) == expected, options.hex()
 
 
+def check_crossing():
+    """Both ends connect to each other at once. This end can't tell later what the other one's SYN had: no promise."""
+    raw = Raw()
+    client = tcp(marked=True)
+    client.setblocking(False)
+    fails(errno.EINPROGRESS, client.connect, (raw.THERE, 80))
+    syn = raw.receive(SYN)
+    assert syn.has()
+    raw.send(80, syn.sport, SYN, 2000, options=OPTION)
+    answer = raw.receive(SYN | ACK)
+    assert answer.ack == 2001 and not answer.has()
+    raw.send(80, syn.sport, ACK, 2001, syn.seq + 1)
+    client.settimeout(5)
+    client.sendall(b"x")
+    assert raw.receive(ACK).data == b"x"
+    assert state(client) == WANTED
+
+
+# BPF_SOCK_OPS_TCP_LISTEN_CB and BPF_SOCK_OPS_HDR_OPT_LEN_CB, with what another program does then: asks to be called for
+# header options (bpf_sock_ops_cb_flags_set), or takes 20 bytes of room for some (bpf_reserve_hdr_opt).
+NOSY, GREEDY = (11, 59, 64), (14, 144, 20)
+
+
+def other_program(folder, on, helper, argument):
+    """Another sock_ops program, attached to a control group while the descriptor given is open."""
+    def instruction(code, registers=0, offset=0, value=0):
+        return struct.pack("BBhi", code, registers, offset, value)
+
+    code = b"".join((
+        instruction(0x61, 0x12),  # r2 = ops->op
+        instruction(0x55, 0x02, 3, on),  # else to the end
+        instruction(0xb7, 0x02, 0, argument), instruction(0xb7, 0x03), instruction(0x85, 0, 0, helper),
+        instruction(0xb7, 0x00, 0, 1), instruction(0x95),  # return 1
+    ))
+    code, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"MIT")
+    load = struct.pack("IIQQ48x", 13, len(code) // 8, ctypes.addressof(code), ctypes.addressof(licence))
+    with root():
+        program = bpf(5, load)
+        return bpf(28, struct.pack("IIII", program, os.open(folder, os.O_DIRECTORY), 3, 0))
+
+
+def bpf(command, attributes):
+    descriptor = libc.syscall(BPF, command, attributes, len(attributes))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "bpf")
+    return descriptor
+
+
+def check_nosy(cgroup):
+    """Another program has itself called for the options of all listeners: only the marked ones get ours."""
+    marked, plain = listener(True), None
+    link = other_program(cgroup, *NOSY)
+    capture = Capture()
+    plain = listener(False)
+    client, server = pair(plain, True)
+    assert capture.handshake() == (True, False)
+    assert (state(client), state(server)) == (1, 0)
+    for listening in (marked, listener(True)):
+        client, server = pair(listening, True)
+        assert (state(client), state(server)) == (3, 3)
+    assert capture.handshake() == (True, True)
+    os.close(link)
+
+
+def check_greedy(cgroup):
+    """Another program takes the room for options, so that ours has none: both ends know."""
+    inner = cgroup / f"greedy-{os.getpid()}"
+    with root():
+        inner.mkdir()
+    try:
+        server_side = listener(True)
+        move_to(inner)
+        raw = Raw()
+        # No room in SYNs, at first or only when sent again. An answer that nobody asked for is no answer.
+        for early in (True, False):
+            link = other_program(inner, *GREEDY) if early else None  # further down, so it comes first
+            client = tcp(marked=True)
+            client.setblocking(False)
+            fails(errno.EINPROGRESS, client.connect, (raw.THERE, 80 + early))
+            first = raw.receive(SYN)
+            link = link or other_program(inner, *GREEDY)
+            assert (first.has(), raw.receive(SYN).has()) == (not early, False)
+            raw.send(80 + early, first.sport, SYN | ACK, 2000, first.seq + 1, OPTION)
+            client.settimeout(5)
+            client.sendall(b"x")
+            assert state(client) == (WANTED if early else WANTED | PEER)
+            if early:
+                os.close(link)
+        # No room in SYN-ACKs, neither in the first nor later.
+        cramped = listener(True, host="0.0.0.0")
+        cramped_address = ("127.0.0.1", cramped.getsockname()[1])
+        mss, scale, times = b"\2\4\5\xb4", b"\1\3\3\7", b"\4\2\x08\x0a" + bytes(8)
+        for answers in (1, 2):
+            answered, server = raw.connect(cramped, mss + times + scale + OPTION, 5000 + answers, answers)
+            assert not answered and state(server) == WANTED
+        # Sockets keep the control group they were made in.
+        move_to(cgroup)
+        client = tcp(marked=True)
+        client.connect(cramped_address)
+        assert (state(client), state(cramped.accept()[0])) == (1, 1)
+        client, server = pair(server_side, True)
+        assert (state(client), state(server)) == (3, 3)
+        os.close(link)
+    finally:
+        move_to(cgroup)
+        with root():
+            inner.rmdir()
+
+
+def move_to(cgroup):
+    with root():
+        Path(cgroup, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+
+
 def other_options():
     """Answers to options that are none of ours: sizes from small to more than a page, errors, other families."""
     answers = []
@@ -577,9 +566,9 @@ def main(name, cgroup):
     os.setegid(NOBODY)
     os.seteuid(NOBODY)
     before = [other_options()] if name == "others" else []
-    os.seteuid(0)
-    Path(cgroup, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-    os.seteuid(NOBODY)
+    move_to(cgroup)
+    if name in ("nosy", "greedy"):
+        before = [Path(cgroup)]
     globals()[f"check_{name}"](*before)
     print("ok")
 

@@ -118,24 +118,24 @@ fn kernel_release() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use aya::sys::SyscallError;
 
     #[test]
     fn the_object_has_every_part() {
-        let object = aya_parts();
+        let names = String::from_utf8_lossy(OBJECT);
         for part in &PARTS {
-            assert!(object.contains(part.program), "{}", part.program);
+            assert!(names.contains(part.program), "{}", part.program);
         }
-    }
-
-    /// The names of the object's symbols and sections.
-    fn aya_parts() -> String {
-        String::from_utf8_lossy(OBJECT).into_owned()
     }
 
     #[test]
     fn a_refusal_for_permission_is_told_apart() {
-        let denied =
-            |errno| EbpfError::from(ProgramError::from(io::Error::from_raw_os_error(errno)));
+        let denied = |errno| {
+            EbpfError::from(ProgramError::from(SyscallError {
+                call: "bpf",
+                io_error: io::Error::from_raw_os_error(errno),
+            }))
+        };
         assert!(matches!(
             refused("x", &denied(libc::EPERM)),
             EnableError::NotPermitted { .. }
