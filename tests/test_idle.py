@@ -80,6 +80,22 @@ def test_unread_bytes_are_not_idle(t):
 
 
 @check("both", here=SHORT, peer=SHORT)
+def test_unread_edge_is_not_reported_again(t):
+    """Bytes that came over TCP and wait there were reported once; that is enough for EPOLLET."""
+    c = t.pair()
+    until(lambda: at_rest(c) and t.peer("at_rest(c)"), 5, lambda: f"given back: {view(c)}")
+    epoll = select.epoll()
+    epoll.register(c, EPOLLIN | EPOLLET)
+    t.peer("c.sendall(b'data')")
+    assert ready(epoll, 2) == {c.fileno(): EPOLLIN}
+    c.sendall(b"x")
+    until(lambda: view(c)[1]["state"] == "managed", 5, lambda: f"upgraded: {view(c)}")
+    ready(epoll, 0.05)
+    no_event(epoll, MS * 5 / 1000)
+    assert c.recv(9) == b"data"
+
+
+@check("both", here=SHORT, peer=SHORT)
 def test_busy_in_one_direction(t):
     """A trickle in one direction is traffic."""
     c = t.pair()

@@ -4,9 +4,11 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
+use libc::{POLLIN, POLLPRI, POLLRDHUP};
+
 use super::Sock;
-use crate::engine;
 use crate::observe::Reason;
+use crate::{engine, sys};
 
 /// In place of the time of the last traffic: nothing more is tried until there is some.
 const TRIED: u64 = u64::MAX;
@@ -63,12 +65,19 @@ impl Sock {
             return false;
         }
         let yes = now >= idle.since.load(Relaxed).saturating_add(after)
-            && self.unread_by_us() == 0
+            && self.nothing_unread()
             && self.unread_by_peer() == 0;
         if yes {
             idle.since.store(TRIED, Relaxed);
         }
         yes
+    }
+
+    /// Whether the program has read all that has come, the end of the stream included. Where it has not, giving
+    /// edge-triggered registrations back to the kernel would report it a second time.
+    fn nothing_unread(&self) -> bool {
+        let kernel = || self.with_fd(|fd| sys::poll_now(fd, POLLIN | POLLPRI | POLLRDHUP));
+        self.unread_by_us() == 0 && kernel() == Some(0)
     }
 
     /// Leaves the link for being idle. False: not everything is on TCP, or not read from the ring.
@@ -90,7 +99,7 @@ impl Sock {
             // Passes a switch that nobody has read up to.
             self.managed() && self.peer_left() && self.locate().is_ok()
         };
-        let left = left && self.try_detach();
+        let left = left && self.nothing_unread() && self.try_detach();
         if left {
             self.left_idle();
         }
