@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::{BELL_PAGE_LEN, BELLS, BellPage, ConnBlock, SLOTS, Segment};
-use crate::link::Group;
+use crate::link::{Group, table};
 use crate::lock::{Lock, tid};
 use crate::pool::{Pool, Pooled};
 use crate::stream::Sock;
@@ -415,43 +415,22 @@ pub fn ring_own(b: u32) {
 #[inline]
 pub fn about_to_sleep(b: u32) {
     set_sleep_flag(b);
-    if GROUP_COUNT.load(Relaxed) != 0 {
-        arm_groups();
-    }
+    table::arm();
 }
 
 /// As [`about_to_sleep`], for the engine. `busy`: other threads look at the completion queues, so the engine
-/// need not be woken by what arrives; it must not sleep for longer than [`BUSY_LOOK_MS`] then.
+/// need not be woken by what arrives; it must not sleep for longer than [`table::BUSY_LOOK_MS`] then.
 pub fn engine_about_to_sleep(busy: bool) {
     set_sleep_flag(ENGINE_BELL);
-    if GROUP_COUNT.load(Relaxed) != 0 && !busy {
-        arm_groups();
+    if !busy {
+        table::arm();
     }
-}
-
-/// How often the engine looks after link groups whose completion queues are looked at by others, milliseconds.
-pub const BUSY_LOOK_MS: i32 = 5;
-
-/// How often threads have looked at the completion queues.
-pub fn polls() -> u32 {
-    POLLS.load(Relaxed)
 }
 
 fn set_sleep_flag(b: u32) {
     page().sleep[b as usize % BELLS].0.store(1, SeqCst);
     fence(SeqCst);
     COUNTERS.sleeps.fetch_add(1, Relaxed);
-}
-
-/// Has arrivals wake the engine, which rings the bells; what has arrived before is routed now.
-#[cold]
-fn arm_groups() {
-    if let Some(_g) = DISPATCH.lock() {
-        each_group(|g| {
-            g.arm();
-            g.poll();
-        });
-    }
 }
 
 /// The owner of bell `b` is awake.
@@ -513,96 +492,7 @@ pub fn dispatch() {
     if p.links.any() {
         dispatch_slow(p);
     }
-    poll_rdma();
-}
-
-/// Most link groups of one node.
-pub const GROUPS: usize = 64;
-
-static GROUP_TABLE: [AtomicPtr<Group>; GROUPS] =
-    [const { AtomicPtr::new(core::ptr::null_mut()) }; GROUPS];
-/// Entries of the table that may be in use: the first so many.
-static GROUP_COUNT: AtomicU32 = AtomicU32::new(0);
-/// Looks at completion queues by threads other than the engine's; lets the engine see that it is not needed.
-static POLLS: AtomicU32 = AtomicU32::new(0);
-
-/// Looks at the completion queues of all link groups, and routes what has arrived. One load when there are
-/// none. True: something has.
-#[inline]
-pub fn poll_rdma() -> bool {
-    if GROUP_COUNT.load(Relaxed) == 0 {
-        return false;
-    }
-    POLLS.fetch_add(1, Relaxed);
-    poll_groups()
-}
-
-#[cold]
-fn poll_groups() -> bool {
-    let Some(_g) = DISPATCH.try_lock() else {
-        return false;
-    };
-    let mut news = false;
-    each_group(|g| news |= g.poll());
-    news
-}
-
-/// Calls `f` for each link group. Under the dispatch lock, or by the engine.
-fn each_group(mut f: impl FnMut(&Group)) {
-    for t in GROUP_TABLE.iter().take(GROUP_COUNT.load(Acquire) as usize) {
-        // SAFETY: a group leaves the table, under the dispatch lock and by the engine, before it is freed.
-        if let Some(g) = unsafe { t.load(Acquire).as_ref() } {
-            f(g);
-        }
-    }
-}
-
-/// Waits until all link groups have sent what is due and the peers have it, at most so long.
-pub fn linger(ns: u64) {
-    if GROUP_COUNT.load(Relaxed) == 0 {
-        return;
-    }
-    let until = sys::now_ns() + ns;
-    loop {
-        let mut done = true;
-        {
-            let Some(_g) = DISPATCH.lock() else { return };
-            each_group(|g| {
-                g.poll();
-                done &= g.idle();
-            });
-        }
-        if done || sys::now_ns() > until {
-            return;
-        }
-        sys::sleep_us(100);
-    }
-}
-
-/// Has link groups looked at by whoever waits. False: there are too many. Engine.
-pub fn add_group(g: &Group) -> bool {
-    let Some(_g) = DISPATCH.lock() else {
-        return false;
-    };
-    let Some(i) = GROUP_TABLE.iter().position(|t| t.load(Relaxed).is_null()) else {
-        return false;
-    };
-    GROUP_TABLE[i].store((g as *const Group).cast_mut(), Release);
-    let count = GROUP_COUNT.load(Relaxed).max(i as u32 + 1);
-    GROUP_COUNT.store(count, Release);
-    true
-}
-
-/// Nobody looks at the group any more once this has returned. Engine.
-pub fn remove_group(g: &Group) {
-    let _g = DISPATCH.lock();
-    for t in &GROUP_TABLE {
-        if core::ptr::eq(t.load(Relaxed), g) {
-            t.store(core::ptr::null_mut(), Release);
-        }
-    }
-    let last = GROUP_TABLE.iter().rposition(|t| !t.load(Relaxed).is_null());
-    GROUP_COUNT.store(last.map_or(0, |i| i as u32 + 1), Release);
+    table::poll();
 }
 
 fn dispatch_slow(p: &'static BellPage) {
@@ -638,10 +528,7 @@ pub fn after_fork_child() {
     for t in &TABLE {
         t.store(core::ptr::null_mut(), Relaxed);
     }
-    for t in &GROUP_TABLE {
-        t.store(core::ptr::null_mut(), Relaxed);
-    }
-    GROUP_COUNT.store(0, Relaxed);
+    table::after_fork_child();
     LIMBO.store(core::ptr::null_mut(), Relaxed);
     MY_BELL.with(|c| c.set(0));
     end_use();

@@ -5,8 +5,8 @@
 //!
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
-//!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `rdma`:
-//!   SMC-R with other hosts; `status`: the answer to `smctl status`.
+//!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`,
+//!   `rdma`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
 mod handshake;
 mod idle;
@@ -18,6 +18,7 @@ mod peer;
 mod rdma;
 mod run;
 mod status;
+mod tasks;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, fence};

@@ -24,7 +24,8 @@ use crate::fabric::verbs::{
 use crate::link::conn::{self, Conn};
 use crate::link::group::{self, Entry, Group};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
-use crate::node::{self, LINK_POOL, Link};
+use crate::link::table;
+use crate::node::{LINK_POOL, Link};
 use crate::ring::pool::{RmbPool, Token};
 use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
@@ -272,7 +273,7 @@ impl LinkGroup {
             peer_psn: remote.psn.get(),
         })?;
         self.remote = Some(remote);
-        self.listed = node::add_group(&self.group);
+        self.listed = table::add(&self.group);
         if self.listed {
             Ok(())
         } else {
@@ -498,7 +499,7 @@ impl LinkGroup {
 impl Drop for LinkGroup {
     fn drop(&mut self) {
         if self.listed {
-            node::remove_group(&self.group);
+            table::remove(&self.group);
         }
         debug_assert_eq!(self.link.used.load(Acquire), 0);
         // The device must have let go of the memory before it is given back.

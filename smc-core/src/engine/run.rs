@@ -9,6 +9,7 @@ use super::{
     COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE, WORK_DECLINE,
     WORK_FREE, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
 };
+use crate::link::table;
 use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
 use crate::observe::Reason;
 use crate::policy::{self, Action, Identity, Policy, Role};
@@ -204,13 +205,13 @@ impl Engine {
         loop {
             node::engine_about_to_sleep(busy);
             node::dispatch();
-            let polls = node::polls();
+            let polls = table::polls();
             let timeout = if QUEUE.load(SeqCst) != 0 {
                 0
             } else if !self.leaving.is_empty() || self.flip_us > 0 {
                 1
             } else if busy {
-                next.map_or(node::BUSY_LOOK_MS, |ms: i32| ms.min(node::BUSY_LOOK_MS))
+                next.map_or(table::BUSY_LOOK_MS, |ms: i32| ms.min(table::BUSY_LOOK_MS))
             } else {
                 next.unwrap_or(-1)
             };
@@ -226,7 +227,7 @@ impl Engine {
                     8
                 )
             };
-            busy = node::polls() != polls;
+            busy = table::polls() != polls;
             node::awake(node::ENGINE_BELL);
             node::dispatch();
             for e in &evs[..n.unwrap_or(0)] {

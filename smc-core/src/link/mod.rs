@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`group`] | the data path: queue pair, connections, and who serves them |
+//! | [`table`] | the groups of this process, and who looks at them |
 //! | [`conn`] | one connection: CDC messages out of cursors and flags, and the reverse |
 //! | [`llc`] | state machine of a group's link: set-up, keepalive, RTokens, end |
 //! | [`rtoken`] | the peer's RMBs that this side may write |
@@ -16,5 +17,6 @@ mod conn_tests;
 pub mod group;
 pub mod llc;
 pub mod rtoken;
+pub mod table;
 
 pub use group::Group;

@@ -100,7 +100,7 @@ impl Remote {
         };
         let fresh = |at: &Instant| at.elapsed() < SURVEY_TIME;
         if !known.as_ref().is_some_and(|(at, _)| fresh(at)) {
-            let mut survey = crate::fds::make_private(|_| Survey::take());
+            let mut survey = Survey::take();
             if let Some(name) = &self.smc_r().device {
                 survey.devices.retain(|d| d.name == *name);
             }

@@ -8,6 +8,7 @@ use libc::{cmsghdr, msghdr, pid_t};
 use std::sync::Mutex;
 
 use crate::fds::{self, Entry};
+use crate::link::table;
 use crate::observe::Reason;
 use crate::stream::{self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, MANAGED, Sock};
 use crate::sys::Errno;
@@ -258,6 +259,6 @@ pub fn exiting() {
         }
     });
     // What was written by RDMA is the device's, not the kernel's, and ends with the process.
-    node::linger(EXIT_LINGER_NS);
+    table::linger(EXIT_LINGER_NS);
     engine::exiting();
 }

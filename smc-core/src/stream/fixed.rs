@@ -212,7 +212,7 @@ impl Sock {
         let flags = self.inc().tx.flags.load(Acquire);
         if !gone && flags & (TX_DONE | TX_CLOSED) == 0 && !self.has(F_SHUT_RD) {
             // A look at the completion queue costs less than another turn of the caller's.
-            if !crate::node::poll_rdma() || self.locate()? == Want::RingEmpty {
+            if !crate::link::table::poll() || self.locate()? == Want::RingEmpty {
                 return Err(Errno::EAGAIN);
             }
             return Ok(RingEnd::Retry);

@@ -299,7 +299,7 @@ pub fn spin(start: u64, budget: u64, ready: impl Fn() -> bool) -> bool {
     node::COUNTERS.spins.fetch_add(1, Relaxed);
     let mut next_yield = start + YIELD_AFTER_NS;
     loop {
-        node::poll_rdma();
+        crate::link::table::poll();
         for _ in 0..32 {
             if ready() {
                 return true;

@@ -1,0 +1,272 @@
+//! What the handshake's state machines ask for on the RDMA side: link groups, queue pairs, RMBs.
+
+use std::time::{Duration, Instant};
+
+use super::COUNTERS;
+use super::Role;
+use super::handshake::{Handshake, Wait};
+use super::machine::Task;
+use super::rdma::{Device, LinkGroup, Remote};
+use super::run::Engine;
+use crate::fabric::verbs::{self, Choice};
+use crate::link::llc;
+use crate::negotiate::clc::{Prepared, Terms, server};
+use crate::observe::Reason;
+use crate::wire::clc::{AcceptConfirm, Diagnosis};
+use crate::wire::{Mtu, SystemId};
+
+/// How long a connection waits for another one's first contact with the same peer, to join its link group.
+const JOIN_WAIT: Duration = Duration::from_secs(3);
+
+/// Why a task can't be done.
+pub(super) enum Refusal {
+    Decline(Diagnosis),
+    Rdma(verbs::Error),
+}
+
+impl From<verbs::Error> for Refusal {
+    fn from(e: verbs::Error) -> Refusal {
+        Refusal::Rdma(e)
+    }
+}
+
+impl Engine {
+    /// Does a task, or declines.
+    pub(super) fn task(&mut self, h: &mut Handshake, t: Task) {
+        let now = Instant::now();
+        let done = match t {
+            Task::PrepareFirst(accept) => self.prepare_first(h, &accept),
+            Task::PrepareSubsequent(accept) => self.prepare_subsequent(h, &accept),
+            Task::Prepare(request) => self.prepare(h, request),
+            Task::Connect(confirm, first) => self.connect(h, &confirm, first),
+            Task::AwaitLink => {
+                h.wait = Wait::Link;
+                self.check_link(h);
+                Ok(())
+            }
+            Task::AddLink => {
+                h.machine.add_link_done(now);
+                Ok(())
+            }
+        };
+        match done {
+            Ok(()) => {}
+            Err(Refusal::Decline(d)) => h.machine.decline(d, now),
+            Err(Refusal::Rdma(e)) => {
+                log::warn!("SMC-R handshake: {e}");
+                COUNTERS.count(Reason::RdmaFailed);
+                h.machine.decline(Diagnosis::ErrRdyLnk, now);
+            }
+        }
+    }
+
+    /// Opens the device of a choice, or finds it open; also gives the port's MTU.
+    fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
+        let known = self.devices.iter().position(|d| d.name() == choice.device);
+        let i = match known {
+            Some(i) => i,
+            None => match Device::open(&choice.device) {
+                Ok(d) => {
+                    self.devices.push(d);
+                    self.devices.len() - 1
+                }
+                Err(why) => {
+                    log::warn!("RDMA device {}: {why}", choice.device);
+                    return Err(Refusal::Decline(Diagnosis::NoSmcRDev));
+                }
+            },
+        };
+        let mtu = self.devices[i].mtu(choice.port)?;
+        Ok((i, mtu))
+    }
+
+    /// A new link group for this handshake.
+    fn new_group(
+        &mut self,
+        h: &mut Handshake,
+        role: Role,
+        peer: SystemId,
+    ) -> Result<(usize, Mtu), Refusal> {
+        let choice = h.choice.clone();
+        let choice = choice.ok_or(Refusal::Decline(Diagnosis::NoSmcRDev))?;
+        let (device, mtu) = self.open_device(&choice)?;
+        let role = match role {
+            Role::Client => llc::Role::Client,
+            Role::Server => llc::Role::Server,
+        };
+        let group = LinkGroup::new(&self.devices[device], &choice, role, peer)?;
+        let channel = group.channel();
+        let g = self
+            .groups
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.groups.push(None);
+                self.groups.len() - 1
+            });
+        self.groups[g] = Some(Box::new(group));
+        let data = super::run::EV_CQ | g as u64;
+        let _ = super::run::watch(self.epfd, channel, libc::EPOLLIN, data);
+        h.first = true;
+        Ok((g, mtu))
+    }
+
+    pub(super) fn group(&mut self, g: usize) -> Result<&mut LinkGroup, Refusal> {
+        let group = self.groups.get_mut(g).and_then(Option::as_deref_mut);
+        group.ok_or(Refusal::Decline(Diagnosis::NoActLink))
+    }
+
+    fn prepare_first(&mut self, h: &mut Handshake, accept: &AcceptConfirm) -> Result<(), Refusal> {
+        let (g, mtu) = self.new_group(h, Role::Client, accept.system_id)?;
+        let size = h.rmb_size;
+        let terms = accept.v2.and_then(|v| v.extension).map(|e| Terms::from(&e));
+        let terms = terms.unwrap_or(Terms::RELEASE_0);
+        let group = self.group(g)?;
+        h.place = Some((g, u32::MAX));
+        let (slot, end) = group.prepare(size, mtu)?;
+        h.place = Some((g, slot));
+        group.announced(end.rtoken);
+        group.connect(Remote {
+            gid: accept.end.gid,
+            qpn: accept.end.qpn,
+            psn: accept.end.psn,
+            mtu: accept.end.mtu.min(mtu),
+        })?;
+        h.rings = Some(group.complete(slot, &accept.end)?);
+        group.confirm_link(terms.max_links, terms.max_conns);
+        h.machine
+            .prepared(Prepared { end, direct: true }, true, Instant::now());
+        Ok(())
+    }
+
+    fn prepare_subsequent(
+        &mut self,
+        h: &mut Handshake,
+        accept: &AcceptConfirm,
+    ) -> Result<(), Refusal> {
+        let (qpn, gid) = (accept.end.qpn, accept.end.gid);
+        let g = self.find_group(llc::Role::Client, |group| {
+            group.peer == accept.system_id
+                && group.remote.is_some_and(|r| r.qpn == qpn && r.gid == gid)
+        });
+        let g = g.ok_or(Refusal::Decline(Diagnosis::SyncErr))?;
+        self.join(h, g)?;
+        let (_, slot) = h.place.unwrap_or((g, 0));
+        h.rings = Some(self.group(g)?.complete(slot, &accept.end)?);
+        Ok(())
+    }
+
+    fn find_group(&self, role: llc::Role, which: impl Fn(&LinkGroup) -> bool) -> Option<usize> {
+        self.groups.iter().position(|g| {
+            g.as_ref()
+                .is_some_and(|g| g.role == role && g.has_room() && which(g))
+        })
+    }
+
+    /// Takes a place on an existing group and has the peer confirm the RMB.
+    fn join(&mut self, h: &mut Handshake, g: usize) -> Result<(), Refusal> {
+        let choice = self.group(g)?.choice().clone();
+        let (_, mtu) = self.open_device(&choice)?;
+        let size = h.rmb_size;
+        let group = self.group(g)?;
+        let (slot, end) = group.prepare(size, mtu)?;
+        h.place = Some((g, slot));
+        let now = Instant::now();
+        if group.confirm_rkey(end.rtoken) {
+            h.machine
+                .prepared(Prepared { end, direct: true }, false, now);
+        } else {
+            h.machine.rkey_sent(now);
+            h.wait = Wait::Rkey(end.rtoken);
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, h: &mut Handshake, request: server::Request) -> Result<(), Refusal> {
+        h.request = Some(request);
+        let is_peer = |group: &LinkGroup| {
+            group.peer == request.system_id && group.client_gid == Some(request.gid)
+        };
+        if let Some(g) = self.find_group(llc::Role::Server, is_peer) {
+            return self.join(h, g);
+        }
+        // A first contact with the same client may be under way.
+        let coming = self.groups.iter().position(|g| {
+            g.as_ref().is_some_and(|g| {
+                g.role == llc::Role::Server && is_peer(g) && !g.is_up() && g.down.is_none()
+            })
+        });
+        let now = Instant::now();
+        let until = match h.wait {
+            Wait::Group(_, _, until) => until,
+            _ => now + JOIN_WAIT,
+        };
+        if let Some(g) = coming
+            && now < until
+        {
+            h.wait = Wait::Group(g, request, until);
+            return Ok(());
+        }
+        h.wait = Wait::Nothing;
+        let (g, mtu) = self.new_group(h, Role::Server, request.system_id)?;
+        let size = h.rmb_size;
+        let group = self.group(g)?;
+        h.place = Some((g, u32::MAX));
+        group.client_gid = Some(request.gid);
+        let (slot, end) = group.prepare(size, mtu)?;
+        h.place = Some((g, slot));
+        group.announced(end.rtoken);
+        h.machine
+            .prepared(Prepared { end, direct: true }, true, now);
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        h: &mut Handshake,
+        confirm: &AcceptConfirm,
+        first: bool,
+    ) -> Result<(), Refusal> {
+        let (Some((g, slot)), Some(request)) = (h.place, h.request) else {
+            return Err(Refusal::Decline(Diagnosis::IntErr));
+        };
+        let group = self.group(g)?;
+        h.rings = Some(group.complete(slot, &confirm.end)?);
+        if first {
+            group.connect(Remote {
+                gid: request.gid,
+                qpn: confirm.end.qpn,
+                psn: confirm.end.psn,
+                mtu: confirm.end.mtu,
+            })?;
+            group.ready_to_send()?;
+            group.confirm_link(request.terms.max_links, request.terms.max_conns);
+            h.wait = Wait::Link;
+            self.check_link(h);
+        } else {
+            h.machine.link_ready(Instant::now());
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_link(&mut self, h: &mut Handshake) {
+        let Some((g, _)) = h.place else { return };
+        let (up, down) = match self.group(g) {
+            Ok(group) => (group.is_up(), group.down),
+            Err(_) => (false, Some(llc::Down::LinkFailed)),
+        };
+        let now = Instant::now();
+        if let Some(why) = down {
+            h.wait = Wait::Nothing;
+            // A silent peer is the CLC machine's to time out.
+            match why {
+                llc::Down::ConfirmTimeout => {}
+                llc::Down::Eyecatcher => h.machine.decline(Diagnosis::RmbeEc, now),
+                _ => h.machine.decline(Diagnosis::ErrRdyLnk, now),
+            }
+        } else if up {
+            h.wait = Wait::Nothing;
+            h.machine.link_ready(now);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The link groups of this process, and looking at them.
+//!
+//! Whoever waits for something looks at the completion queues of all groups: program threads while they spin, the
+//! engine when a completion channel says so. Before a thread sleeps it arms them. A group leaves the table under the
+//! dispatch lock, which everybody who looks holds, so it can be freed afterwards.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32};
+
+use super::Group;
+use crate::{node, sys};
+
+/// Most link groups of one node.
+pub const GROUPS: usize = 64;
+
+static TABLE: [AtomicPtr<Group>; GROUPS] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; GROUPS];
+/// Entries of the table that may be in use: the first so many.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Looks at completion queues by threads other than the engine's; lets the engine see that it is not needed.
+static POLLS: AtomicU32 = AtomicU32::new(0);
+
+/// Looks at the completion queues of all link groups, and routes what has arrived. One load when there are
+/// none. True: something has.
+#[inline]
+pub fn poll() -> bool {
+    if COUNT.load(Relaxed) == 0 {
+        return false;
+    }
+    POLLS.fetch_add(1, Relaxed);
+    poll_all()
+}
+
+#[cold]
+fn poll_all() -> bool {
+    let Some(_g) = node::dispatch_lock().try_lock() else {
+        return false;
+    };
+    let mut news = false;
+    each(|g| news |= g.poll());
+    news
+}
+
+/// Calls `f` for each link group. Under the dispatch lock, or by the engine.
+fn each(mut f: impl FnMut(&Group)) {
+    for t in TABLE.iter().take(COUNT.load(Acquire) as usize) {
+        // SAFETY: a group leaves the table, under the dispatch lock and by the engine, before it is freed.
+        if let Some(g) = unsafe { t.load(Acquire).as_ref() } {
+            f(g);
+        }
+    }
+}
+
+/// Waits until all link groups have sent what is due and the peers have it, at most so long.
+pub fn linger(ns: u64) {
+    if COUNT.load(Relaxed) == 0 {
+        return;
+    }
+    let until = sys::now_ns() + ns;
+    loop {
+        let mut done = true;
+        {
+            let Some(_g) = node::dispatch_lock().lock() else {
+                return;
+            };
+            each(|g| {
+                g.poll();
+                done &= g.idle();
+            });
+        }
+        if done || sys::now_ns() > until {
+            return;
+        }
+        sys::sleep_us(100);
+    }
+}
+
+/// Has link groups looked at by whoever waits. False: there are too many. Engine.
+pub fn add(g: &Group) -> bool {
+    let Some(_g) = node::dispatch_lock().lock() else {
+        return false;
+    };
+    let Some(i) = TABLE.iter().position(|t| t.load(Relaxed).is_null()) else {
+        return false;
+    };
+    TABLE[i].store((g as *const Group).cast_mut(), Release);
+    let count = COUNT.load(Relaxed).max(i as u32 + 1);
+    COUNT.store(count, Release);
+    true
+}
+
+/// Nobody looks at the group any more once this has returned. Engine.
+pub fn remove(g: &Group) {
+    let _g = node::dispatch_lock().lock();
+    for t in &TABLE {
+        if core::ptr::eq(t.load(Relaxed), g) {
+            t.store(core::ptr::null_mut(), Release);
+        }
+    }
+    let last = TABLE.iter().rposition(|t| !t.load(Relaxed).is_null());
+    COUNT.store(last.map_or(0, |i| i as u32 + 1), Release);
+}
+
+/// Has arrivals wake the engine, which rings the bells; what has arrived before is routed now.
+#[inline]
+pub fn arm() {
+    if COUNT.load(Relaxed) != 0 {
+        arm_all();
+    }
+}
+
+#[cold]
+fn arm_all() {
+    if let Some(_g) = node::dispatch_lock().lock() {
+        each(|g| {
+            g.arm();
+            g.poll();
+        });
+    }
+}
+
+/// How often the engine looks after link groups whose completion queues are looked at by others, milliseconds.
+pub const BUSY_LOOK_MS: i32 = 5;
+
+/// How often threads have looked at the completion queues.
+pub fn polls() -> u32 {
+    POLLS.load(Relaxed)
+}
+
+/// In the child of a fork: none.
+pub fn after_fork_child() {
+    for t in &TABLE {
+        t.store(core::ptr::null_mut(), Relaxed);
+    }
+    COUNT.store(0, Relaxed);
+}
