@@ -148,6 +148,18 @@ impl Link {
         self.kind.load(Relaxed) != Kind::Shm as u32
     }
 
+    /// See [`Group::doze`]; `None` where there is no channel.
+    pub(crate) fn doze(&self) -> Option<i32> {
+        self.group().map(Group::doze)
+    }
+
+    /// See [`Group::wake_up`].
+    pub(crate) fn wake_up(&self) {
+        if let Some(g) = self.group() {
+            g.wake_up();
+        }
+    }
+
     /// Whether the handshake is still under way.
     pub fn limbo(&self) -> bool {
         self.kind.load(Relaxed) == Kind::Limbo as u32

@@ -329,6 +329,15 @@ impl Engine {
         }
     }
 
+    /// Has completions reported to the engine again where program threads no longer look at them.
+    pub(super) fn watch_groups(&self) {
+        for (g, group) in self.groups.iter().enumerate() {
+            if let Some(group) = group {
+                group.watch(super::run::EV_CQ | g as u64);
+            }
+        }
+    }
+
     /// Looks after link groups and handshakes. Returns when to look again, in milliseconds.
     pub(super) fn tend_rdma(&mut self) -> Option<i32> {
         if self.groups.is_empty() && self.handshakes.is_empty() {

@@ -113,6 +113,7 @@ impl LinkGroup {
         choice: &Choice,
         role: Role,
         peer: SystemId,
+        epfd: i32,
     ) -> verbs::Result<LinkGroup> {
         let queue = Queue::new(&device.context, SEND_DEPTH + RECEIVE_DEPTH)?;
         let qp = QueuePair::new(&device.domain, &queue, &queue)?;
@@ -124,7 +125,7 @@ impl LinkGroup {
             mapping::retire(seg, SEGMENT_LEN);
             return Err(no_memory(sys::Errno::ENOMEM));
         };
-        let group = Group::new(link, qp, queue);
+        let group = Group::new(link, qp, queue, epfd);
         link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
         Ok(LinkGroup {
             group,
@@ -163,9 +164,9 @@ impl LinkGroup {
         Qpn::new(self.group.qp().number()).unwrap_or_default()
     }
 
-    /// Where completions are reported.
-    pub(super) fn channel(&self) -> i32 {
-        self.group.queue().fd()
+    /// Has completions reported to the engine, as event `data`.
+    pub(super) fn watch(&self, data: u64) {
+        self.group.watch(data);
     }
 
     /// Device, port and GID.

@@ -236,6 +236,9 @@ impl Engine {
             self.work();
             self.leave();
             self.flip();
+            if !busy {
+                self.watch_groups();
+            }
             let times = [self.tend_links(), self.tend_idle(), self.tend_rdma()];
             next = times.into_iter().flatten().min();
         }

@@ -94,8 +94,7 @@ impl Engine {
             Role::Client => llc::Role::Client,
             Role::Server => llc::Role::Server,
         };
-        let group = LinkGroup::new(&self.devices[device], &choice, role, peer)?;
-        let channel = group.channel();
+        let group = LinkGroup::new(&self.devices[device], &choice, role, peer, self.epfd)?;
         let g = self
             .groups
             .iter()
@@ -104,9 +103,8 @@ impl Engine {
                 self.groups.push(None);
                 self.groups.len() - 1
             });
+        group.watch(super::run::EV_CQ | g as u64);
         self.groups[g] = Some(Box::new(group));
-        let data = super::run::EV_CQ | g as u64;
-        let _ = super::run::watch(self.epfd, channel, libc::EPOLLIN, data);
         h.first = true;
         Ok((g, mtu))
     }

@@ -9,7 +9,8 @@
 //! the bits out. It looks once more after giving the lock back: either it sees a bit that came in between,
 //! or the thread that set it finds the lock free. Threads that wait look at the completion queue
 //! ([`Group::poll`]); before they sleep they arm it ([`Group::arm`]), and the engine waits on its channel. So a busy
-//! connection costs no hand-over between threads, and an idle one no CPU.
+//! connection costs no hand-over between threads, and an idle one no CPU. A thread that sleeps often for short waits
+//! on the channel itself, and takes the engine's watch away for as long ([`Group::doze`]).
 //!
 //! **Signal handlers.** A handler that interrupted the lock's holder doesn't get the lock: it leaves its bit, and
 //! the holder finds it. Nothing here allocates, but what the engine does.
@@ -18,7 +19,7 @@
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::Arc;
 
 use super::conn::{Changes, Conn, Local, Outgoing};
@@ -29,7 +30,7 @@ use crate::fabric::verbs::{
 };
 use crate::lock::Lock;
 use crate::node::{self, Link};
-use crate::sys::NoCancel;
+use crate::sys::{self, NoCancel};
 use crate::wire::cdc::{self, Cdc};
 
 /// Bits of an alert token that are the slot's number; the others count the slot's lives, from 1.
@@ -37,6 +38,9 @@ const SLOT_BITS: u32 = SLOTS.ilog2();
 
 /// Token of LLC messages' work requests: no flight has this index.
 const LLC: u32 = u32::MAX;
+
+/// A thread that sleeps again within this time takes the engine's watch away.
+const OFTEN_NS: u64 = 3_000_000;
 
 /// Bytes of LLC messages that wait for the engine: a few of the longest.
 const INBOX: usize = 32 << 10;
@@ -72,6 +76,12 @@ pub struct Group {
     link: &'static Link,
     qp: QueuePair,
     queue: Arc<Queue>,
+    /// The engine's epoll instance, in which the channel is watched,
+    epfd: i32,
+    /// unless a program thread has taken that over.
+    watched: AtomicBool,
+    /// When a program thread last went to sleep on the channel, ns.
+    dozed: AtomicU64,
     /// The engine is wanted: an LLC message came, a connection has ended, or the queue pair has failed.
     attention: AtomicBool,
 }
@@ -101,7 +111,7 @@ pub struct State {
 
 impl Group {
     /// A group over a queue pair whose completions go to `queue`, for the connections of `link`.
-    pub fn new(link: &'static Link, qp: QueuePair, queue: Arc<Queue>) -> Box<Group> {
+    pub fn new(link: &'static Link, qp: QueuePair, queue: Arc<Queue>, epfd: i32) -> Box<Group> {
         Box::new(Group {
             lock: Lock::new(),
             state: UnsafeCell::new(State {
@@ -117,6 +127,9 @@ impl Group {
             link,
             qp,
             queue,
+            epfd,
+            watched: AtomicBool::new(false),
+            dozed: AtomicU64::new(0),
             attention: AtomicBool::new(false),
         })
     }
@@ -176,6 +189,37 @@ impl Group {
         fence(SeqCst);
         self.serve();
         news
+    }
+
+    /// A program thread is about to sleep, and will be woken by the descriptor that this returns. Undo with
+    /// [`Group::wake_up`].
+    pub fn doze(&self) -> i32 {
+        let (fd, now) = (self.queue.fd(), sys::now_ns());
+        let last = self.dozed.swap(now, Relaxed);
+        // Waking the engine as well costs more than the message did.
+        if now.wrapping_sub(last) < OFTEN_NS && self.watched.swap(false, SeqCst) {
+            let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_DEL, fd, None);
+        }
+        fd
+    }
+
+    /// The channel had something for the sleeper.
+    pub fn wake_up(&self) {
+        let _c = NoCancel::new();
+        if let Err(e) = self.queue.clear_events() {
+            log::warn!("{e}");
+        }
+    }
+
+    /// The engine watches the channel (again). `data`: what its epoll instance reports. Engine.
+    pub fn watch(&self, data: u64) {
+        if !self.watched.swap(true, SeqCst) {
+            let ev = libc::epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: data,
+            };
+            let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_ADD, self.queue.fd(), Some(&ev));
+        }
     }
 
     /// Whether everything is sent and acknowledged, or never will be.

@@ -192,6 +192,20 @@ impl Sock {
         (e != 0).then(|| Errno::new(e as i32))
     }
 
+    /// The descriptor that wakes a thread which sleeps on this connection, besides its bell. `None`: there is none.
+    pub(super) fn doze(&self) -> Option<i32> {
+        let _g = self.watch.lock();
+        self.fixed().then(|| self.link().doze()).flatten()
+    }
+
+    /// That descriptor had something.
+    pub(super) fn wake_up(&self) {
+        let _g = self.watch.lock();
+        if self.fixed() {
+            self.link().wake_up();
+        }
+    }
+
     /// Whether the connection is being negotiated.
     pub(crate) fn limbo(&self) -> bool {
         self.managed() && self.link().limbo()

@@ -140,6 +140,7 @@ impl<'a> Wait<'a> {
 
     fn sleep_in_kernel(&self, deadline: Option<u64>, spill: Option<u64>) -> Result<()> {
         let s = self.sock;
+        let fixed = s.fixed();
         let bell = node::thread_bell();
         let seat = bell.and_then(|b| s.take_seat(b));
         let none = pollfd {
@@ -150,13 +151,16 @@ impl<'a> Wait<'a> {
         let mut fds = [
             pollfd {
                 // Where TCP carries nothing, it has nothing to say either.
-                fd: if s.fixed() { -1 } else { self.fd },
+                fd: if fixed { -1 } else { self.fd },
                 events: 0,
                 revents: 0,
             },
             none,
             none,
         ];
+        if fixed {
+            fds[0].fd = s.doze().unwrap_or(-1);
+        }
         let signals = Blocked::begin();
         if let Some((_, fd)) = &signals {
             fds[2].fd = *fd;
@@ -168,6 +172,7 @@ impl<'a> Wait<'a> {
             s.rx.passed.load(Relaxed) & 1 == 1
         };
         fds[0].events = match (self.tx, on_rmb) {
+            _ if fixed => POLLIN,
             (true, true) => 0,
             (true, false) => POLLOUT,
             (false, _) if s.rx.frozen.load(Relaxed) != 0 => 0,
@@ -214,7 +219,11 @@ impl<'a> Wait<'a> {
             node::end_use();
         }
         if fds[0].revents != 0 {
-            s.rx.hint.store(1, SeqCst);
+            if fixed {
+                s.wake_up();
+            } else {
+                s.rx.hint.store(1, SeqCst);
+            }
         }
         // Last: handlers run here.
         match signals.map_or(Met::Nothing, |(b, _)| b.end()) {
