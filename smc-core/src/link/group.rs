@@ -39,8 +39,8 @@ const SLOT_BITS: u32 = SLOTS.ilog2();
 /// Token of LLC messages' work requests: no flight has this index.
 const LLC: u32 = u32::MAX;
 
-/// A thread that sleeps again within this time takes the engine's watch away.
-const OFTEN_NS: u64 = 3_000_000;
+/// A thread that sleeps again within this time takes the engine's watch away. (The clock for it is coarse.)
+const OFTEN_NS: u64 = 10_000_000;
 
 /// Bytes of LLC messages that wait for the engine: a few of the longest.
 const INBOX: usize = 32 << 10;
@@ -194,7 +194,7 @@ impl Group {
     /// A program thread is about to sleep, and will be woken by the descriptor that this returns. Undo with
     /// [`Group::wake_up`].
     pub fn doze(&self) -> i32 {
-        let (fd, now) = (self.queue.fd(), sys::now_ns());
+        let (fd, now) = (self.queue.fd(), sys::now_coarse_ns());
         let last = self.dozed.swap(now, Relaxed);
         // Waking the engine as well costs more than the message did.
         if now.wrapping_sub(last) < OFTEN_NS && self.watched.swap(false, SeqCst) {
@@ -206,7 +206,7 @@ impl Group {
     /// The channel had something for the sleeper.
     pub fn wake_up(&self) {
         let _c = NoCancel::new();
-        if let Err(e) = self.queue.clear_events() {
+        if let Err(e) = self.queue.clear_event() {
             log::warn!("{e}");
         }
     }

@@ -120,7 +120,7 @@ fn arm_all() {
 }
 
 /// How often the engine looks after link groups whose completion queues are looked at by others, milliseconds.
-pub const BUSY_LOOK_MS: i32 = 5;
+pub const BUSY_LOOK_MS: i32 = 20;
 
 /// How often threads have looked at the completion queues.
 pub fn polls() -> u32 {

@@ -11,7 +11,9 @@ use crate::fds::{self, Entry};
 use crate::negotiate::{option, remote};
 use crate::observe::Reason;
 use crate::ready::Set;
-use crate::stream::{F_ACCEPTED, F_LISTENER, F_NONBLOCK, F_OFFERS, F_SHUT_RD, F_SHUT_WR, Sock};
+use crate::stream::{
+    F_ACCEPTED, F_LISTENER, F_NONBLOCK, F_OFFERS, F_SHUT_RD, F_SHUT_WR, F_TIMEOUT, Sock,
+};
 use crate::sys::{self, Errno};
 
 fn is_tcp(domain: c_int, ty: c_int, proto: c_int) -> bool {
@@ -74,11 +76,18 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
                         == Ok(libc::IPPROTO_TCP)
                 }
             };
-            if known && let Some(s) = Sock::create(fd, F_ACCEPTED | nonblock(flags)) {
-                let offers = matches!(e, Some(Entry::Sock(l)) if l.has(F_OFFERS));
-                if offers && option::peer_has_it(fd).unwrap_or(false) {
-                    engine::negotiate(s, Role::Server);
-                }
+            // Unknown listeners may have set what we then don't know of.
+            let (offers, timeout) = match e {
+                Some(Entry::Sock(l)) => (l.has(F_OFFERS), l.flags.load(Relaxed) & F_TIMEOUT),
+                _ => (false, F_TIMEOUT),
+            };
+            let flags = F_ACCEPTED | nonblock(flags) | timeout;
+            if known
+                && let Some(s) = Sock::create(fd, flags)
+                && offers
+                && option::peer_has_it(fd).unwrap_or(false)
+            {
+                engine::negotiate(s, Role::Server);
             }
         });
     }

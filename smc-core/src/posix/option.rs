@@ -8,7 +8,7 @@ use super::life::dup;
 use super::{fail, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
-use crate::stream::{F_LISTENER, F_NONBLOCK, Sock};
+use crate::stream::{F_LISTENER, F_NONBLOCK, F_TIMEOUT, Sock};
 use crate::sys::Errno;
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
@@ -164,6 +164,9 @@ pub unsafe fn setsockopt(
     } else {
         0
     };
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+        s.flags.fetch_or(F_TIMEOUT, Relaxed);
+    }
     let tcp_only = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => v > 1,
         (

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use crate::fds::{self, Entry};
 use crate::link::table;
 use crate::observe::Reason;
-use crate::stream::{self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, MANAGED, Sock};
+use crate::stream::{self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOUT, MANAGED, Sock};
 use crate::sys::Errno;
 use crate::{engine, lock, node, ready, sys};
 
@@ -239,7 +239,7 @@ fn adopt(fd: i32) {
         return super::life::copied(e, fd);
     }
     let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
-    let flags = F_INHERITED | if nonblock { F_NONBLOCK } else { 0 };
+    let flags = F_INHERITED | F_TIMEOUT | if nonblock { F_NONBLOCK } else { 0 };
     let Some(s) = Sock::create(fd, flags) else {
         return;
     };

@@ -69,6 +69,8 @@ pub const F_BROKEN: u32 = 32;
 pub const F_ACCEPTED: u32 = 64;
 /// The peer has left the link: look whether we can, too.
 pub const F_LEFT: u32 = 128;
+/// SO_RCVTIMEO or SO_SNDTIMEO was set, or may have been.
+pub const F_TIMEOUT: u32 = 2048;
 /// A listener whose SYN-ACKs offer SMC-R.
 pub const F_OFFERS: u32 = 1024;
 /// An epoll registration could not be taken over: the connection must go back to TCP.

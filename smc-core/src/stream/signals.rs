@@ -64,28 +64,17 @@ impl Blocked {
         .ok()?;
         // Signals that the program blocks itself may be pending for long: then the signalfd is no use.
         let b = Blocked { old };
-        let mut set = 0u64;
-        // SAFETY: eight writable bytes.
-        let r = unsafe { syscall!(Sysno::rt_sigpending, &mut set as *mut u64, 8) };
-        if r.is_ok() && set & old & BLOCKED == 0 {
+        if old & BLOCKED == 0 || pending() & old & BLOCKED == 0 {
             return Some((b, fd));
         }
-        b.end();
+        b.end(true);
         None
     }
 
-    /// Pending signals that the program does not block itself.
-    fn pending(&self) -> u64 {
-        let mut set = 0u64;
-        // SAFETY: eight writable bytes.
-        let _ = unsafe { syscall!(Sysno::rt_sigpending, &mut set as *mut u64, 8) };
-        set & !self.old
-    }
-
-    /// Delivers what is pending, and tells what it was.
-    pub(super) fn end(self) -> Met {
+    /// Delivers what is pending, and tells what it was. `seen`: the descriptor was readable after the sleep.
+    pub(super) fn end(self, seen: bool) -> Met {
         let mut met = Met::Nothing;
-        let mut set = self.pending();
+        let mut set = if seen { pending() & !self.old } else { 0 };
         while set != 0 {
             let sig = set.trailing_zeros() + 1;
             set &= set - 1;
@@ -126,6 +115,14 @@ impl Blocked {
         };
         met
     }
+}
+
+/// Pending signals, whoever blocks them.
+fn pending() -> u64 {
+    let mut set = 0u64;
+    // SAFETY: eight writable bytes.
+    let _ = unsafe { syscall!(Sysno::rt_sigpending, &mut set as *mut u64, 8) };
+    set
 }
 
 fn signalfd() -> Option<i32> {

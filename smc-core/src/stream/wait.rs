@@ -56,12 +56,15 @@ impl<'a> Wait<'a> {
         } else {
             0
         };
-        let start = sys::now_ns();
+        let (max, fixed) = (engine::spin_ns(), s.fixed());
+        // Reading the clock is a system call on some machines: not where nothing depends on it.
+        let timed = max > 0 || self.tx && !fixed || s.has(super::F_TIMEOUT);
+        let start = if timed { sys::now_ns() } else { 1 };
         if self.since == 0 || self.tx && cons != self.last_off {
             self.since = start;
             self.last_off = cons;
         }
-        let budget = u64::from(s.spin_ns.load(Relaxed)).min(engine::spin_ns());
+        let budget = u64::from(s.spin_ns.load(Relaxed)).min(max);
         if spin(start, budget, || self.ready()) {
             return Ok(());
         }
@@ -69,13 +72,17 @@ impl<'a> Wait<'a> {
         if deadline.is_some_and(|d| d <= start) {
             return Err(Errno::EAGAIN);
         }
-        if sys::fcntl(self.fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0) {
+        // Another process that shares the socket may have made it non-blocking; none shares a fixed one.
+        let nonblocking = |f: i32| f & libc::O_NONBLOCK != 0;
+        if !fixed && sys::fcntl(self.fd, libc::F_GETFL, 0).is_ok_and(nonblocking) {
             return Err(Errno::EAGAIN);
         }
         let r = self.sleep_in_kernel(deadline, self.deadline_of_spill(start));
+        if max == 0 {
+            return r;
+        }
         let slept = sys::now_ns() - start;
         // As KVM's halt polling: a short sleep says that spinning would have been right.
-        let max = engine::spin_ns();
         let next = if slept < 4 * max { max } else { budget / 2 };
         s.spin_ns.store(next as u32, Relaxed);
         r
@@ -93,17 +100,22 @@ impl<'a> Wait<'a> {
     }
 
     fn deadline_of_spill(&self, now: u64) -> Option<u64> {
+        if !self.tx || self.sock.fixed() {
+            return None;
+        }
         let after = self.sock.spill_after_ns();
         // A receiver that has not allowed it in time is asked again after the same time.
         let at = match self.since + after {
             past if past <= now => now + after,
             at => at,
         };
-        let may = self.tx && !self.sock.fixed();
-        (may && self.sock.tx.switches.load(Relaxed) & 1 == 1).then_some(at)
+        (self.sock.tx.switches.load(Relaxed) & 1 == 1).then_some(at)
     }
 
     fn deadline(&mut self, start: u64) -> Option<u64> {
+        if !self.sock.has(super::F_TIMEOUT) {
+            return None;
+        }
         let (tx, fd) = (self.tx, self.fd);
         *self.deadline.get_or_insert_with(|| {
             let name = if tx {
@@ -226,7 +238,8 @@ impl<'a> Wait<'a> {
             }
         }
         // Last: handlers run here.
-        match signals.map_or(Met::Nothing, |(b, _)| b.end()) {
+        let seen = fds[2].revents != 0 || !matches!(r, Ok(1..));
+        match signals.map_or(Met::Nothing, |(b, _)| b.end(seen)) {
             // With a socket timeout, calls are interrupted either way (signal(7)).
             Met::Interrupting => return Err(Errno::EINTR),
             Met::Restarting if deadline.is_some() => return Err(Errno::EINTR),

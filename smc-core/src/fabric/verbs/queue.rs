@@ -116,26 +116,32 @@ impl Queue {
     /// Takes all events that have come, without waiting, so that the descriptor isn't readable any more. Returns
     /// their number.
     pub fn clear_events(&self) -> Result<u32> {
-        let library = self.context().library;
         let mut count = 0;
-        loop {
-            let (mut queue, mut cookie) = (null_mut(), null_mut());
-            // SAFETY: the channel exists, and doesn't block; both pointers are written.
-            let code = fds::trusted(|| unsafe {
-                (library.ibv_get_cq_event)(self.channel.raw(), &mut queue, &mut cookie)
-            });
-            if code != 0 {
-                let error = Error::last("ibv_get_cq_event", self.object());
-                return match error.errno {
-                    Errno::EAGAIN | Errno::EINTR => Ok(count),
-                    _ => Err(error),
-                };
-            }
+        while self.clear_event()? {
             count += 1;
-            // SAFETY: the channel serves this queue only, so the event is its own. Acknowledged at once, it
-            // never holds up ibv_destroy_cq.
-            unsafe { (library.ibv_ack_cq_events)(self.raw(), 1) };
         }
+        Ok(count)
+    }
+
+    /// Takes one event, without waiting; whether there was one. Arming once leads to one event at most.
+    pub fn clear_event(&self) -> Result<bool> {
+        let library = self.context().library;
+        let (mut queue, mut cookie) = (null_mut(), null_mut());
+        // SAFETY: the channel exists, and doesn't block; both pointers are written.
+        let code = fds::trusted(|| unsafe {
+            (library.ibv_get_cq_event)(self.channel.raw(), &mut queue, &mut cookie)
+        });
+        if code != 0 {
+            let error = Error::last("ibv_get_cq_event", self.object());
+            return match error.errno {
+                Errno::EAGAIN | Errno::EINTR => Ok(false),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the channel serves this queue only, so the event is its own. Acknowledged at once, it
+        // never holds up ibv_destroy_cq.
+        unsafe { (library.ibv_ack_cq_events)(self.raw(), 1) };
+        Ok(true)
     }
 
     /// Sets `entries` aside for a queue pair.
