@@ -59,6 +59,7 @@ enum News {
     Received(Vec<u8>),
     Sent(u32),
     Written(u32),
+    Immediate(u32, u32),
     Failed(Failure, u32),
 }
 
@@ -91,6 +92,7 @@ impl End {
             Some(Event::Received(message)) => news.push(News::Received(message.bytes().to_vec())),
             Some(Event::Sent(token)) => news.push(News::Sent(token)),
             Some(Event::Written(token)) => news.push(News::Written(token)),
+            Some(Event::Immediate { data, length }) => news.push(News::Immediate(data, length)),
             Some(Event::Failed(failure, token)) => news.push(News::Failed(failure, token)),
             None => {}
         };
@@ -298,6 +300,33 @@ fn threads_share_a_queue_pair() {
         sent.sort();
         assert_eq!(sent, all);
     });
+    assert_eq!(link.a.queue_pair.outstanding(), 0);
+}
+
+#[test]
+fn immediate_data_comes_with_a_write() {
+    let Some(link) = Link::new() else { return };
+    let source = Memory::new(&link.domain, 4096, Access::Local);
+    let target = Memory::new(&link.domain, 4096, Access::Remote);
+    source.fill(|i| (i % 251) as u8);
+    // More often than there are receives, small (inline) and large.
+    for n in 0..2 * RECEIVE_DEPTH {
+        let length = if n % 2 == 0 { 64 } else { 3000 };
+        let write = Write {
+            local: &[source.region.piece(5, length).unwrap()],
+            address: target.region.address() + 1,
+            rkey: target.region.rkey(),
+        };
+        let data = 0x8000_0000 | n;
+        link.a.queue_pair.write_immediate(write, data, n).unwrap();
+        assert_eq!(
+            link.b.wait(Wake::Solicited),
+            [News::Immediate(data, length as u32)]
+        );
+        assert_eq!(link.a.next(), [News::Written(n)]);
+        assert_eq!(target.at(1), 5);
+        assert_eq!(target.at(length), ((4 + length) % 251) as u8);
+    }
     assert_eq!(link.a.queue_pair.outstanding(), 0);
 }
 

@@ -12,6 +12,7 @@ use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, iovec};
 use super::COUNTERS;
 use super::machine::{Machine, Task};
 use super::run::Engine;
+use super::tasks::IMMEDIATE;
 use crate::fabric::verbs::Choice;
 use crate::negotiate::clc::{
     Action, Client, Established, Local, Outcome, Prepared, Server, Side, server,
@@ -250,7 +251,7 @@ impl Engine {
             eids: List::from_slice(ueids).unwrap_or_default(),
             max_conns: MAX_CONNS,
             max_links: MAX_LINKS,
-            features: 0,
+            features: IMMEDIATE,
             hostname: hostname(),
         }
     }

@@ -88,6 +88,8 @@ pub(super) struct LinkGroup {
     pub(super) client_gid: Option<Gid>,
     pub(super) psn: Psn,
     max_conns: u8,
+    /// Both ends are xsmc's, and understand immediate data.
+    pub(super) immediate: bool,
     rmbs: RmbPool,
     rmb_regions: Vec<Region>,
     mirrors: RmbPool,
@@ -141,6 +143,7 @@ impl LinkGroup {
             client_gid: None,
             psn: random_psn(),
             max_conns: 0,
+            immediate: false,
             rmbs: RmbPool::default(),
             rmb_regions: Vec::new(),
             mirrors: RmbPool::default(),
@@ -374,6 +377,7 @@ impl LinkGroup {
                     rmb: rtoken,
                     size: peer.rmb_size,
                     mirror_size: mirror.token.size,
+                    slot: self.immediate.then(|| group::slot(peer.alert_token)),
                 });
             }
         });

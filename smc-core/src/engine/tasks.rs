@@ -15,6 +15,10 @@ use crate::observe::Reason;
 use crate::wire::clc::{AcceptConfirm, Diagnosis};
 use crate::wire::{Mtu, SystemId};
 
+/// Bit of the feature mask by which xsmc nodes know each other: they understand [`crate::link::conn::Immediate`].
+/// Others leave it out of what they agree to.
+pub(super) const IMMEDIATE: u16 = 0x8000;
+
 /// How long a connection waits for another one's first contact with the same peer, to join its link group.
 const JOIN_WAIT: Duration = Duration::from_secs(3);
 
@@ -120,6 +124,7 @@ impl Engine {
         let terms = accept.v2.and_then(|v| v.extension).map(|e| Terms::from(&e));
         let terms = terms.unwrap_or(Terms::RELEASE_0);
         let group = self.group(g)?;
+        group.immediate = terms.features & IMMEDIATE != 0;
         h.place = Some((g, u32::MAX));
         let (slot, end) = group.prepare(size, mtu)?;
         h.place = Some((g, slot));
@@ -211,6 +216,7 @@ impl Engine {
         let group = self.group(g)?;
         h.place = Some((g, u32::MAX));
         group.client_gid = Some(request.gid);
+        group.immediate = request.terms.features & IMMEDIATE != 0;
         let (slot, end) = group.prepare(size, mtu)?;
         h.place = Some((g, slot));
         group.announced(end.rtoken);

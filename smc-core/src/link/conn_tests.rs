@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::conn::{Conn, Local, Outgoing, Peer, Violation};
+use super::conn::{Conn, Immediate, Local, Outgoing, Peer, Violation};
 use crate::fabric::shm::{TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::wire::cdc::Cdc;
 use crate::wire::cursor::Cursor;
@@ -13,6 +13,7 @@ use crate::wire::{RmbSize, Rtoken};
 /// One end: what the stream code, the block and the memory would be.
 struct End {
     conn: Conn,
+    slot: u32,
     rmb: Vec<u8>,
     mirror: Vec<u8>,
     local: Local,
@@ -33,7 +34,7 @@ fn size(code: u8) -> RmbSize {
     RmbSize::from_code(code).unwrap()
 }
 
-fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32) -> End {
+fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32, slot: Option<u32>) -> End {
     let mut conn = Conn::new(own);
     conn.connect(Peer {
         token,
@@ -43,9 +44,11 @@ fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32) -> End {
         },
         size: peer,
         mirror_size: mirror,
+        slot,
     });
     End {
         conn,
+        slot: slot.unwrap_or(0),
         rmb: vec![0; own.bytes() as usize],
         mirror: vec![0; mirror as usize],
         local: Local::default(),
@@ -103,7 +106,13 @@ impl End {
             }
         }
         self.uncompleted.push_back(out.prod);
-        let c = to.conn.received(&out.cdc)?;
+        let c = match out.immediate.map(Immediate::unpack) {
+            Some(i) => {
+                assert_eq!((i.slot, out.writes[1].len), (self.slot, 0));
+                to.conn.written(out.writes[0].len, i.consumed)?
+            }
+            None => to.conn.received(&out.cdc)?,
+        };
         to.peer_prod = c.prod;
         to.free_from = c.cons;
         to.peer_flags |= c.flags;
@@ -118,10 +127,15 @@ impl End {
 }
 
 fn pair(a: u8, b: u8, mirror_halvings: u32) -> (End, End) {
+    pair_with(a, b, mirror_halvings, None)
+}
+
+/// `slot`: both understand immediate data.
+fn pair_with(a: u8, b: u8, mirror_halvings: u32, slot: Option<u32>) -> (End, End) {
     let mirror = size(b).bytes() >> mirror_halvings;
     (
-        end(size(a), size(b), mirror, 2),
-        end(size(b), size(a), size(a).bytes(), 1),
+        end(size(a), size(b), mirror, 2, slot),
+        end(size(b), size(a), size(a).bytes(), 1, slot),
     )
 }
 
@@ -149,10 +163,10 @@ proptest! {
     /// Whatever the order of writes, reads, messages and completions: every byte arrives, once, in order.
     #[test]
     fn every_byte_arrives(
-        sizes in (0u8..2, 0u8..2, 0u32..2),
+        sizes in (0u8..2, 0u8..2, 0u32..2), slot in proptest::option::of(0u32..4096),
         steps in proptest::collection::vec((0u8..5, any::<bool>(), 0usize..40_000), 1..200),
     ) {
-        let (mut a, mut b) = pair(sizes.0, sizes.1, sizes.2);
+        let (mut a, mut b) = pair_with(sizes.0, sizes.1, sizes.2, slot);
         for (what, first, n) in steps {
             let (x, y) = if first { (&mut a, &mut b) } else { (&mut b, &mut a) };
             match what {
@@ -257,6 +271,42 @@ fn closing_flags_follow_the_data_and_stay() {
     a.local.prod += 1;
     a.post();
     assert!(a.flight.is_empty(), "nothing follows the close");
+}
+
+#[test]
+fn immediate_data_says_what_a_message_would() {
+    let (mut a, mut b) = pair_with(0, 0, 0, Some(4095));
+    a.write(100);
+    a.post();
+    assert_eq!(
+        a.flight[0].immediate.map(Immediate::unpack),
+        Some(Immediate {
+            slot: 4095,
+            consumed: 0
+        })
+    );
+    a.deliver(&mut b).unwrap();
+    b.read(100);
+    b.write(50);
+    b.post();
+    assert_eq!(b.flight[0].immediate, Some(4095 << 20 | 100));
+    b.deliver(&mut a).unwrap();
+    a.complete();
+    assert_eq!((a.free_from, a.peer_prod), (100, 50));
+    // Flags, and writes in two parts, need a message.
+    a.local.flags |= TX_DONE;
+    a.write(1);
+    a.post();
+    assert_eq!(a.flight[0].immediate, None);
+    a.deliver(&mut b).unwrap();
+    assert_eq!(b.peer_flags, TX_DONE);
+    assert_eq!(b.conn.written(16385, 0), Err(Violation));
+    assert_eq!(a.conn.written(0, 1 << 19), Err(Violation));
+    let far = Immediate {
+        slot: 0,
+        consumed: 1 << 20,
+    };
+    assert_eq!(far.pack(), None);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::Arc;
 
-use super::conn::{Changes, Conn, Local, Outgoing};
+use super::conn::{Changes, Conn, Immediate, Local, Outgoing, Violation};
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
 use crate::fabric::verbs::{
@@ -48,6 +48,11 @@ const INBOX: usize = 32 << 10;
 /// The alert token of life `life` of a slot, never 0.
 pub fn token(slot: u32, life: u32) -> u32 {
     (life.max(1) << SLOT_BITS) | slot
+}
+
+/// The slot that a token of an xsmc peer stands for.
+pub fn slot(token: u32) -> u32 {
+    token & (SLOTS - 1)
 }
 
 /// One connection of the group.
@@ -291,13 +296,14 @@ impl Group {
                     self.call_engine();
                 }
             }
-            Some(Event::Sent(index)) => {
+            Some(Event::Immediate { data, length }) => self.written(state, data, length),
+            Some(Event::Sent(index) | Event::Written(index)) => {
                 if let Some(f) = state.flights.get_mut(index as usize) {
                     let flight = core::mem::take(f);
                     self.acked(state, flight);
                 }
             }
-            Some(Event::Written(_)) | None => {}
+            None => {}
             Some(Event::Failed(failure, _)) => self.failed(state, failure),
         }
     }
@@ -307,7 +313,25 @@ impl Group {
         let Some((slot, entry)) = state.entry(m.token) else {
             return;
         };
-        match entry.conn.received(m) {
+        let changes = entry.conn.received(m);
+        self.take(state, slot, changes);
+    }
+
+    fn written(&self, state: &mut State, data: u32, length: u32) {
+        state.counts.1 += 1;
+        let i = Immediate::unpack(data);
+        if let Some(Some(entry)) = state.entries.get_mut(i.slot as usize) {
+            let changes = entry.conn.written(length, i.consumed);
+            self.take(state, i.slot, changes);
+        }
+    }
+
+    /// Carries out what the peer has said about the connection at `slot`.
+    fn take(&self, state: &mut State, slot: u32, changes: Result<Changes, Violation>) {
+        let Some(Some(entry)) = state.entries.get(slot as usize) else {
+            return;
+        };
+        match changes {
             Ok(changes) => {
                 let over = entry.conn.over();
                 self.publish(slot, &changes);
@@ -470,7 +494,7 @@ impl Group {
 impl State {
     /// The connection with this alert token of ours.
     fn entry(&mut self, token: u32) -> Option<(u32, &mut Entry)> {
-        let slot = token & (SLOTS - 1);
+        let slot = slot(token);
         let entry = self.entries.get_mut(slot as usize)?.as_deref_mut()?;
         (entry.token == token).then_some((slot, entry))
     }
@@ -592,8 +616,15 @@ fn post(qp: &QueuePair, regions: &[Region], entry: &Entry, due: &Outgoing, index
     };
     let writes = [write(a, 0), write(b, 1)];
     let count = pieces.iter().flatten().count();
-    let message = due.cdc.to_bytes();
-    match qp.send(writes.get(..count).unwrap_or(&[]), &message, index) {
+    let posted = match due.immediate {
+        Some(data) => qp.write_immediate(write(a, 0), data, index),
+        None => qp.send(
+            writes.get(..count).unwrap_or(&[]),
+            &due.cdc.to_bytes(),
+            index,
+        ),
+    };
+    match posted {
         Ok(()) => true,
         Err(e) => {
             log::warn!("{e}");

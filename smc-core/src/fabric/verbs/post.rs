@@ -48,6 +48,13 @@ pub enum PostError {
 pub enum Event<'a> {
     /// A message came.
     Received(Received<'a>),
+    /// The peer has written so many bytes to memory of ours, with this immediate data.
+    Immediate {
+        /// The 32 bits that went with it.
+        data: u32,
+        /// Bytes written.
+        length: u32,
+    },
     /// The peer has the message of this token, and what was written before it.
     Sent(u32),
     /// The peer has what the call with this token wrote. Comes for calls that asked for it, and for some others.
@@ -198,6 +205,36 @@ impl QueuePair {
         state.place(0).is_some() && state.fits(WRITES as u32 + 1)
     }
 
+    /// Posts one WRITE with 32 bits of immediate data, signalled and solicited: the peer gets [`Event::Immediate`] out of
+    /// one packet where [`QueuePair::send`] takes two. Its completion is [`Event::Written`] with `token`.
+    pub fn write_immediate(
+        &self,
+        write: Write<'_>,
+        data: u32,
+        token: u32,
+    ) -> core::result::Result<(), PostError> {
+        let mut chain = self.chain(&[write], token)?;
+        let mut state = self.send_state();
+        if !state.fits(1) {
+            return Err(PostError::Full);
+        }
+        if let Some(request) = chain.last() {
+            request.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+            request.imm_data_invalidated_rkey_union.imm_data = data.to_be();
+            request.send_flags |= (sys::ibv_send_flags::IBV_SEND_SIGNALED
+                | sys::ibv_send_flags::IBV_SEND_SOLICITED)
+                .0;
+            request.wr_id = WorkId {
+                token,
+                frees: state.frees(1),
+                kind: Kind::Write,
+                serial: self.serial.load(Relaxed),
+            }
+            .pack();
+        }
+        self.post(&mut chain, &mut state, true)
+    }
+
     /// Places of the send queue in use, of [`super::SEND_DEPTH`].
     pub fn outstanding(&self) -> u32 {
         self.send_state().used()
@@ -220,6 +257,14 @@ impl QueuePair {
                 }
                 if let Some(failure) = completion.failure {
                     return Some(Event::Failed(failure, 0));
+                }
+                if let Some(data) = completion.immediate {
+                    // The buffer was used up, though nothing is in it.
+                    let _ = self.post_receive(&mut state, index);
+                    return Some(Event::Immediate {
+                        data,
+                        length: completion.length,
+                    });
                 }
                 let length = (completion.length as usize).min(MESSAGE_MAX);
                 let pointer = self.buffer()?.pointer(receive_offset(index), length)?;

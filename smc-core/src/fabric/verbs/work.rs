@@ -89,8 +89,10 @@ pub struct Completion {
     /// Number of the queue pair.
     pub queue_pair: u32,
     pub(super) id: u64,
-    /// Bytes of a received message.
+    /// Bytes of a received message, or of a WRITE with immediate data.
     pub(super) length: u32,
+    /// That immediate data.
+    pub(super) immediate: Option<u32>,
     pub(super) failure: Option<Failure>,
 }
 
@@ -102,6 +104,9 @@ impl Completion {
         // in successful receives (ibv_poll_cq(3)); it isn't used for others.
         unsafe {
             let failure = Failure::of((*entry).status);
+            let written = failure.is_none()
+                && (*entry).opcode == rdma_sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+            let union = &(*entry).imm_data_invalidated_rkey_union;
             Completion {
                 queue_pair: (*entry).qp_num,
                 id: (*entry).wr_id,
@@ -110,6 +115,7 @@ impl Completion {
                 } else {
                     0
                 },
+                immediate: written.then(|| u32::from_be(union.imm_data)),
                 failure,
             }
         }
