@@ -158,6 +158,15 @@ impl Sock {
         limbo
     }
 
+    /// Tells the peer of an SMC-R connection that it is reset, which TCP's FIN or RST doesn't.
+    pub(super) fn abort_fixed(&self) {
+        let _w = self.watch.lock();
+        if self.fixed() {
+            self.out().tx.flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
+            self.tell_peer();
+        }
+    }
+
     /// Has the close that follows reset the connection.
     pub(crate) fn abort_on_detach(&self) {
         if let Some(_g) = self.tx.lock.lock()

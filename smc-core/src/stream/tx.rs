@@ -452,6 +452,7 @@ impl Sock {
     pub(super) fn violation_of(&self, reason: Reason) -> Errno {
         self.flags.fetch_or(F_BROKEN, Relaxed);
         self.pin(reason);
+        self.abort_fixed();
         let fd = self.fd.load(Relaxed);
         if crate::fds::is_sock(fd, self) {
             let linger = libc::linger {
