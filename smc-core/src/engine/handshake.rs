@@ -399,8 +399,10 @@ impl Engine {
                 .iter()
                 .flatten()
                 .any(|h| h.place.is_some_and(|p| p.0 == g));
-            if !used && self.groups[g].as_ref().is_some_and(|g| g.over()) {
-                self.groups[g] = None;
+            match self.groups[g].as_mut().filter(|_| !used).map(|g| g.over()) {
+                Some(Ok(true)) => self.groups[g] = None,
+                Some(Err(again)) => next = Some(next.map_or(again, |n| n.min(again))),
+                _ => {}
             }
         }
         let next = next?.saturating_duration_since(Instant::now());

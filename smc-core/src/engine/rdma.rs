@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::peer::reset_block;
 use crate::fabric::mapping;
@@ -31,6 +31,9 @@ use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
 use crate::wire::clc::ConnEnd;
 use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
+
+/// How long a group that is down may take to send what it has to say last.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// An open device with its protection domain.
 pub(super) struct Device {
@@ -103,6 +106,8 @@ pub(super) struct LinkGroup {
     received: u64,
     /// In the dispatcher's table.
     listed: bool,
+    /// When it is dropped whatever is outstanding.
+    until: Option<Instant>,
     pub(super) down: Option<Down>,
     /// RMBs whose CONFIRM RKEY has come to an end.
     pub(super) confirmed: Vec<(Rtoken, Result<(), RkeyError>)>,
@@ -153,6 +158,7 @@ impl LinkGroup {
             life: 0,
             received: 0,
             listed: false,
+            until: None,
             down: None,
             confirmed: Vec::new(),
         })
@@ -476,14 +482,34 @@ impl LinkGroup {
                     log::info!("link group {}: {why}", self.qpn().get());
                     self.down = Some(why);
                     self.group.fail(verbs::Failure::Flushed);
+                    self.reset_tcp();
                 }
             }
         }
     }
 
-    /// Whether nothing refers to it any more: it may be dropped.
-    pub(super) fn over(&self) -> bool {
-        self.down.is_some() && self.link.used.load(SeqCst) == 0
+    /// Whether nothing refers to it any more and its last messages have gone, or had time to: it may be dropped.
+    /// Gives the time to ask again if that is soon.
+    pub(super) fn over(&mut self) -> Result<bool, Instant> {
+        if self.down.is_none() || self.link.used.load(SeqCst) != 0 {
+            return Ok(false);
+        }
+        let now = Instant::now();
+        let until = *self.until.get_or_insert(now + LAST_WORDS);
+        if self.group.qp().outstanding() == 0 || now >= until {
+            Ok(true)
+        } else {
+            Err(now + Duration::from_millis(5))
+        }
+    }
+
+    /// A peer that can't hear of the end by the link hears of it by TCP: each connection's is reset.
+    fn reset_tcp(&self) {
+        for slot in self.slots.keys() {
+            if let Some(s) = self.link.sock(*slot) {
+                s.with_fd(sys::disconnect);
+            }
+        }
     }
 
     /// Ends the group at once.

@@ -187,6 +187,11 @@ impl Engine {
 
     fn prepare(&mut self, h: &mut Handshake, request: server::Request) -> Result<(), Refusal> {
         h.request = Some(request);
+        let now = Instant::now();
+        let until = match core::mem::replace(&mut h.wait, Wait::Nothing) {
+            Wait::Group(_, _, until) => until,
+            _ => now + JOIN_WAIT,
+        };
         let is_peer = |group: &LinkGroup| {
             group.peer == request.system_id && group.client_gid == Some(request.gid)
         };
@@ -199,18 +204,12 @@ impl Engine {
                 g.role == llc::Role::Server && is_peer(g) && !g.is_up() && g.down.is_none()
             })
         });
-        let now = Instant::now();
-        let until = match h.wait {
-            Wait::Group(_, _, until) => until,
-            _ => now + JOIN_WAIT,
-        };
         if let Some(g) = coming
             && now < until
         {
             h.wait = Wait::Group(g, request, until);
             return Ok(());
         }
-        h.wait = Wait::Nothing;
         let (g, mtu) = self.new_group(h, Role::Server, request.system_id)?;
         let size = h.rmb_size;
         let group = self.group(g)?;
