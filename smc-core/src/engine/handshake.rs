@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, iovec};
 
-use super::COUNTERS;
 use super::machine::{Machine, Task};
 use super::run::Engine;
 use super::tasks::IMMEDIATE;
+use super::{COUNTERS, ENDING};
 use crate::fabric::verbs::Choice;
 use crate::negotiate::clc::{
     Action, Client, Established, Local, Outcome, Prepared, Server, Side, server,
@@ -351,8 +351,12 @@ impl Engine {
             }
         };
         let mut confirmed = Vec::new();
+        let ending = ENDING.load(Relaxed);
         for g in 0..self.groups.len() {
             if let Some(group) = self.groups[g].as_deref_mut() {
+                if ending && group.connections() == 0 {
+                    group.terminate();
+                }
                 note(group.tend());
                 confirmed.extend(group.confirmed.drain(..).map(|c| (g, c)));
             }

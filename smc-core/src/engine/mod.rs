@@ -21,7 +21,7 @@ mod status;
 mod tasks;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use crate::negotiate::{Directory, Endpoint, Message, NodeFiles, NodeId, RuntimeDir};
 use crate::node::{self, Link};
@@ -203,6 +203,16 @@ pub fn negotiate(s: &'static Sock, role: Role) {
         return;
     }
     push(s, WORK_NEGOTIATE);
+}
+
+/// The process exits: link groups without connections are to be ended.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Has link groups that carry nothing ended, as the process exits.
+pub fn end_groups() {
+    ENDING.store(true, SeqCst);
+    fence(SeqCst);
+    node::ring_own(node::ENGINE_BELL);
 }
 
 /// Asks the engine to give the negotiation up, in favour of TCP.

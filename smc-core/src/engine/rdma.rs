@@ -190,6 +190,11 @@ impl LinkGroup {
             && self.slots.len() < usize::from(self.max_conns)
     }
 
+    /// Connections on it, those included that are being set up or closed.
+    pub(super) fn connections(&self) -> usize {
+        self.slots.len()
+    }
+
     /// What CLC says of our end of a connection.
     pub(super) fn end(&self, slot: u32) -> Option<ConnEnd> {
         self.slots.get(&slot).map(|b| b.end)
@@ -514,6 +519,9 @@ impl LinkGroup {
 
     /// Ends the group at once.
     pub(super) fn terminate(&mut self) {
+        if self.down.is_some() {
+            return;
+        }
         match &mut self.llc {
             Some(llc) => {
                 llc.terminate(crate::wire::llc::DeleteReason::PROGRAM);

@@ -85,6 +85,8 @@ pub struct Group {
     epfd: i32,
     /// unless a program thread has taken that over.
     watched: AtomicBool,
+    /// Guards changes of that.
+    watching: Lock,
     /// When a program thread last went to sleep on the channel, ns.
     dozed: AtomicU64,
     /// The engine is wanted: an LLC message came, a connection has ended, or the queue pair has failed.
@@ -134,6 +136,7 @@ impl Group {
             queue,
             epfd,
             watched: AtomicBool::new(false),
+            watching: Lock::new(),
             dozed: AtomicU64::new(0),
             attention: AtomicBool::new(false),
         })
@@ -202,7 +205,11 @@ impl Group {
         let (fd, now) = (self.queue.fd(), sys::now_coarse_ns());
         let last = self.dozed.swap(now, Relaxed);
         // Waking the engine as well costs more than the message did.
-        if now.wrapping_sub(last) < OFTEN_NS && self.watched.swap(false, SeqCst) {
+        if now.wrapping_sub(last) < OFTEN_NS
+            && self.watched.load(Relaxed)
+            && let Some(_g) = self.watching.try_lock()
+            && self.watched.swap(false, Relaxed)
+        {
             let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_DEL, fd, None);
         }
         fd
@@ -218,7 +225,9 @@ impl Group {
 
     /// The engine watches the channel (again). `data`: what its epoll instance reports. Engine.
     pub fn watch(&self, data: u64) {
-        if !self.watched.swap(true, SeqCst) {
+        if let Some(_g) = self.watching.lock()
+            && !self.watched.swap(true, Relaxed)
+        {
             let ev = libc::epoll_event {
                 events: libc::EPOLLIN as u32,
                 u64: data,
@@ -228,16 +237,32 @@ impl Group {
     }
 
     /// Whether everything is sent and acknowledged, or never will be.
-    pub fn idle(&self) -> bool {
+    pub fn is_flushed(&self) -> bool {
+        self.look(|state| {
+            state.failure.is_some()
+                || !self.link.seg().pending[1].any()
+                    && !state.stalled.any()
+                    && state.flights.iter().all(|f| f.token == 0)
+        })
+    }
+
+    /// Whether it has no connections.
+    pub fn is_empty(&self) -> bool {
+        self.look(State::is_empty)
+    }
+
+    /// Whether the queue pair is of no use any more.
+    pub fn is_down(&self) -> bool {
+        self.look(|state| state.failure.is_some())
+    }
+
+    /// False while another thread holds the lock.
+    fn look(&self, f: impl FnOnce(&State) -> bool) -> bool {
         let Some(_g) = self.lock.try_lock() else {
             return false;
         };
         // SAFETY: under the lock.
-        let state = unsafe { &*self.state.get() };
-        state.failure.is_some()
-            || !self.link.seg().pending[1].any()
-                && !state.stalled.any()
-                && state.flights.iter().all(|f| f.token == 0)
+        f(unsafe { &*self.state.get() })
     }
 
     /// Has the next arrival wake the engine, and takes what has arrived before.

@@ -51,11 +51,30 @@ fn each(mut f: impl FnMut(&Group)) {
     }
 }
 
-/// Waits until all link groups have sent what is due and the peers have it, at most so long.
-pub fn linger(ns: u64) {
+/// How long an exiting process waits for peers to have what it has sent, ns.
+const FLUSH_NS: u64 = 1_000_000_000;
+/// How long it then waits for peers to close their ends, ns. A peer that doesn't has got the end of the stream all
+/// the same; but with the queue pair gone, its host will be slow to clean up.
+const PARTING_NS: u64 = 250_000_000;
+/// How long the last messages of link groups may take, ns.
+const LAST_WORDS_NS: u64 = 100_000_000;
+
+/// The process exits, and its queue pairs with it: waits, shortly, until peers have everything and know that
+/// link groups without connections end. `end` has the engine end them.
+pub fn linger(end: impl FnOnce()) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
+    wait_for(FLUSH_NS, Group::is_flushed);
+    wait_for(PARTING_NS, |g| g.is_down() || g.is_empty());
+    end();
+    wait_for(LAST_WORDS_NS, |g| {
+        !g.is_empty() || g.is_down() && g.qp().outstanding() == 0
+    });
+}
+
+/// Waits until all groups are `ready`, at most `ns`.
+fn wait_for(ns: u64, ready: impl Fn(&Group) -> bool) {
     let until = sys::now_ns() + ns;
     loop {
         let mut done = true;
@@ -65,7 +84,7 @@ pub fn linger(ns: u64) {
             };
             each(|g| {
                 g.poll();
-                done &= g.idle();
+                done &= ready(g);
             });
         }
         if done || sys::now_ns() > until {

@@ -14,9 +14,6 @@ use crate::stream::{self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOU
 use crate::sys::Errno;
 use crate::{engine, lock, node, ready, sys};
 
-/// How long an exiting process waits for peers on other hosts to have what it has sent.
-const EXIT_LINGER_NS: u64 = 1_000_000_000;
-
 /// Downgrades that a failed exec must undo.
 static EXEC: Mutex<Vec<Downgrade>> = Mutex::new(Vec::new());
 
@@ -259,6 +256,6 @@ pub fn exiting() {
         }
     });
     // What was written by RDMA is the device's, not the kernel's, and ends with the process.
-    table::linger(EXIT_LINGER_NS);
+    table::linger(engine::end_groups);
     engine::exiting();
 }
