@@ -68,6 +68,20 @@ impl Handshake {
             .get(self.index)
             .filter(|s| s.generation.load(Relaxed) == self.generation && s.limbo())
     }
+
+    /// Why we have declined with this diagnosis.
+    fn own_reason(&self, diagnosis: Diagnosis) -> Reason {
+        let server = matches!(self.machine, Machine::Server(_));
+        match diagnosis {
+            // It was refused before a device was looked for: by the policy.
+            Diagnosis::CnfErr if self.choice.is_none() => Reason::PolicyTcp,
+            // There is a device, but the Proposal is for version 1 only, which would need another kind.
+            Diagnosis::NoSmcRDev if server && self.choice.is_some() && self.request.is_none() => {
+                Reason::SmcVersion
+            }
+            diagnosis => Reason::of_own_decline(diagnosis),
+        }
+    }
 }
 
 impl Engine {
@@ -183,9 +197,10 @@ impl Engine {
                 self.make_machine(s, h, local, peer);
                 return true;
             }
-            _ => {}
+            Some((false, false, Ok(_))) => s.note(Reason::NoSmcOption),
+            // Refused, or reset.
+            Some((false, ..)) => {}
         }
-        s.note(Reason::NoSmcOption);
         s.leave_limbo(None);
         false
     }
@@ -262,15 +277,16 @@ impl Engine {
         match outcome {
             Outcome::Established(e) => self.establish(s, h, &e),
             Outcome::Fallback(f) => {
-                log::info!(
-                    "SMC-R declined by {}: {}",
-                    if f.by == Side::Local {
-                        "us"
-                    } else {
-                        "the peer"
-                    },
-                    f.diagnosis
-                );
+                let reason = match f.by {
+                    Side::Local => {
+                        log::info!("SMC-R declined by us: {}", f.diagnosis);
+                        h.own_reason(f.diagnosis)
+                    }
+                    Side::Peer => {
+                        log::info!("SMC-R declined by the peer: {}", f.diagnosis);
+                        Reason::SmcDeclined
+                    }
+                };
                 if f.end_link_group
                     && let Some((g, _)) = h.place
                     && let Ok(group) = self.group(g)
@@ -278,13 +294,13 @@ impl Engine {
                     group.terminate();
                 }
                 self.undo(h);
-                s.pin(Reason::ClcDeclined);
+                s.pin(reason);
                 s.leave_limbo(None);
             }
             Outcome::Fail(errno) => {
                 log::info!("SMC-R handshake failed: {}", Errno::new(errno));
                 self.undo(h);
-                s.pin(Reason::ClcFailed);
+                s.pin(Reason::of_failed_handshake(errno));
                 s.leave_limbo(Some(Errno::new(errno)));
             }
         }

@@ -195,14 +195,15 @@ pub fn negotiate(s: &'static Sock, role: Role) {
     if STATE.load(Acquire) == IDLE {
         run::start();
     }
-    let entered = node::limbo().is_ok_and(|limbo| s.enter_limbo(limbo));
-    if !entered || STATE.load(Acquire) == OFF {
-        // Nobody here can speak CLC, and nothing else may come first.
-        s.note(Reason::ClcFailed);
-        s.leave_limbo(Some(sys::Errno::ECONNRESET));
-        return;
-    }
-    push(s, WORK_NEGOTIATE);
+    let obstacle = match node::limbo() {
+        Err(_) => Reason::NoMemory,
+        Ok(limbo) if !s.enter_limbo(limbo) => Reason::Closed,
+        Ok(_) if STATE.load(Acquire) == OFF => Reason::NoThread,
+        Ok(_) => return push(s, WORK_NEGOTIATE),
+    };
+    // Nobody here can speak CLC, and nothing else may come first.
+    s.note(obstacle);
+    s.leave_limbo(Some(sys::Errno::ECONNRESET));
 }
 
 /// The process exits: link groups without connections are to be ended.

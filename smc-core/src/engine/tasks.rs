@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::COUNTERS;
 use super::Role;
 use super::handshake::{Handshake, Wait};
 use super::machine::Task;
@@ -11,7 +10,6 @@ use super::run::Engine;
 use crate::fabric::verbs::{self, Choice};
 use crate::link::llc;
 use crate::negotiate::clc::{Prepared, Terms, server};
-use crate::observe::Reason;
 use crate::wire::clc::{AcceptConfirm, Diagnosis};
 use crate::wire::{Mtu, SystemId};
 
@@ -58,7 +56,6 @@ impl Engine {
             Err(Refusal::Decline(d)) => h.machine.decline(d, now),
             Err(Refusal::Rdma(e)) => {
                 log::warn!("SMC-R handshake: {e}");
-                COUNTERS.count(Reason::RdmaFailed);
                 h.machine.decline(Diagnosis::ErrRdyLnk, now);
             }
         }

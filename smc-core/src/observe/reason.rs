@@ -3,6 +3,8 @@
 //! Codes are stable: they appear in status documents, in counters and in decline messages between
 //! processes that may run different versions. New reasons get new codes, old ones are never reused.
 
+use crate::wire::clc::Diagnosis;
+
 /// Declares the enum and everything that must stay in step with it.
 macro_rules! reasons {
     ($($code:literal $variant:ident $name:literal $sentence:literal;)*) => {
@@ -126,19 +128,42 @@ reasons! {
     37 Pending "pending"
         "The program has yet to arm its one-shot epoll registration; the upgrade follows that.";
     38 NoSmcOption "no-smc-option"
-        "The other host did not answer with the SMC TCP option, so it does not offer SMC-R.";
+        "The other host did not answer with the SMC option of TCP: there, the program runs without \
+         SMC-R or xsmc, a policy rule keeps it on TCP, or 'smctl enable' has yet to be run.";
     39 OptionDisabled "option-disabled"
-        "The SMC TCP option is not enabled for this process's control group: run 'smctl enable'.";
+        "The SMC option of TCP is not enabled for this process's control group: run 'smctl enable'.";
     40 NoRdmaDevice "no-rdma-device"
         "No RDMA device can serve this connection's local address: 'smctl device' shows why.";
     41 FastOpen "fast-open"
         "The program uses TCP Fast Open, which excludes SMC-R.";
-    42 ClcDeclined "clc-declined"
-        "The other host declined SMC-R in the handshake; the log has its diagnosis.";
-    43 ClcFailed "clc-failed"
-        "The SMC-R handshake failed and the connection was reset; the log says at which step.";
-    44 RdmaFailed "rdma-failed"
-        "An RDMA call failed while the connection was set up; the log says which.";
+    42 SmcDeclined "smc-declined"
+        "The other host declined SMC-R; 'smctl status' shows its diagnosis.";
+    43 ClcTimeout "clc-timeout"
+        "The other host did not answer in the SMC-R handshake (CLC), which cost the connection: it \
+         may be stopped or overloaded.";
+    44 ClcProtocol "clc-protocol"
+        "The SMC-R handshake (CLC) was broken off or made no sense, which cost the connection: check \
+         for something in between that alters TCP streams.";
+    45 NoCommonEid "no-common-eid"
+        "The two hosts have no enterprise id in common: list one and the same in ueid of [smc-r] in \
+         the policy file here, and in the other host's set-up.";
+    46 SmcVersion "smc-version"
+        "The other host speaks SMC version 1 or SMC-D only; SMC-R of version 2 is needed.";
+    47 ClcTerms "clc-terms"
+        "What the other host proposed for SMC-R can't be worked with, such as its number of \
+         connections or links in a link group.";
+    48 RdmaRoute "rdma-route"
+        "The other host's RDMA address can't be reached from ours: check routes and gateways between \
+         the two networks.";
+    49 RdmaTimeout "rdma-timeout"
+        "The two hosts agreed on SMC-R, but no RDMA message came through: check that UDP port 4791 \
+         and the MTU are let through between them.";
+    50 RdmaSetup "rdma-setup"
+        "An RDMA call failed while the connection was set up; XSMC_LOG=warn shows which, and often \
+         RLIMIT_MEMLOCK is too low.";
+    51 OutOfSync "out-of-sync"
+        "The other host continued a link group that this process no longer has; it makes a new one \
+         for the next connection.";
 }
 
 impl Reason {
@@ -158,6 +183,37 @@ impl Reason {
     /// Stable numeric code, 1 or more.
     pub const fn code(self) -> u8 {
         self as u8
+    }
+
+    /// Why a connection is on TCP that this process declined to put on SMC-R with this diagnosis. One that the peer
+    /// declined has [`Reason::SmcDeclined`].
+    pub const fn of_own_decline(diagnosis: Diagnosis) -> Reason {
+        use Diagnosis::*;
+        match diagnosis {
+            Mem => Reason::NoMemory,
+            TimeoutCl | TimeoutAl => Reason::RdmaTimeout,
+            PeerNoSmc => Reason::NoSmcOption,
+            NoSmcDev | NoUeid | NoSeid => Reason::NoCommonEid,
+            NoSmcRDev => Reason::NoRdmaDevice,
+            VersMismat | ModeUnsupp | NoV2Ext | NoV2DExt | NoSmcDDev | NoSmcD2Dev | NoIsm2Supp => {
+                Reason::SmcVersion
+            }
+            CnfErr | ReleaseErr | MaxConnErr | MaxLinkErr | RmbeEc => Reason::ClcTerms,
+            OptUnsupp | Ipsec => Reason::UnsupportedOption,
+            NoRoute | NoIndirect | DiffPrefix => Reason::RdmaRoute,
+            SyncErr | NoSrvLink => Reason::OutOfSync,
+            PeerDecl | Unknown(_) => Reason::SmcDeclined,
+            GetVlanErr | IsmVlanErr | NoActLink | MaxDmb | IntErr | ErrRtok | ErrRdyLnk
+            | ErrRegBuf => Reason::RdmaSetup,
+        }
+    }
+
+    /// Why a connection was reset whose SMC-R handshake ended with this errno.
+    pub const fn of_failed_handshake(errno: i32) -> Reason {
+        match errno {
+            libc::ETIMEDOUT => Reason::ClcTimeout,
+            _ => Reason::ClcProtocol,
+        }
     }
 
     /// The reason with this [`Reason::name`].
@@ -231,5 +287,49 @@ mod tests {
         assert_eq!(Reason::LinkLost.code(), 18);
         assert_eq!(Reason::TestFlip.code(), 29);
         assert_eq!(Reason::NoCounters.code(), 36);
+        assert_eq!(Reason::NoSmcOption.code(), 38);
+        assert_eq!(Reason::OutOfSync.code(), 51);
+    }
+
+    /// What an operator is told of our own Declines.
+    #[test]
+    fn declines_have_reasons() {
+        for (diagnosis, reason) in [
+            (Diagnosis::NoUeid, "no-common-eid"),
+            (Diagnosis::NoSmcDev, "no-common-eid"),
+            (Diagnosis::NoSmcRDev, "no-rdma-device"),
+            (Diagnosis::VersMismat, "smc-version"),
+            (Diagnosis::ModeUnsupp, "smc-version"),
+            (Diagnosis::NoSmcDDev, "smc-version"),
+            (Diagnosis::CnfErr, "clc-terms"),
+            (Diagnosis::ReleaseErr, "clc-terms"),
+            (Diagnosis::MaxConnErr, "clc-terms"),
+            (Diagnosis::MaxLinkErr, "clc-terms"),
+            (Diagnosis::RmbeEc, "clc-terms"),
+            (Diagnosis::NoRoute, "rdma-route"),
+            (Diagnosis::NoIndirect, "rdma-route"),
+            (Diagnosis::TimeoutCl, "rdma-timeout"),
+            (Diagnosis::ErrRdyLnk, "rdma-setup"),
+            (Diagnosis::ErrRegBuf, "rdma-setup"),
+            (Diagnosis::ErrRtok, "rdma-setup"),
+            (Diagnosis::IntErr, "rdma-setup"),
+            (Diagnosis::SyncErr, "out-of-sync"),
+            (Diagnosis::NoSrvLink, "out-of-sync"),
+            (Diagnosis::Mem, "no-memory"),
+            (Diagnosis::OptUnsupp, "unsupported-option"),
+        ] {
+            assert_eq!(
+                Reason::of_own_decline(diagnosis).name(),
+                reason,
+                "{diagnosis}"
+            );
+        }
+        for (errno, reason) in [
+            (libc::ETIMEDOUT, Reason::ClcTimeout),
+            (libc::EPROTO, Reason::ClcProtocol),
+            (libc::ECONNRESET, Reason::ClcProtocol),
+        ] {
+            assert_eq!(Reason::of_failed_handshake(errno), reason);
+        }
     }
 }
