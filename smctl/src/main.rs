@@ -1,7 +1,7 @@
 //! smctl: the operator's tool of xsmc.
 //!
-//! Exit codes: 0 all well; 1 something is wrong and was said on standard error (`status`: a node
-//! did not answer; `config check`: the file has problems; `device`: none can be used; `enable
+//! Exit codes: 0 all well; 1 something is wrong and was said on standard error (`status`,
+//! `linkgroup`: a node did not answer; `config check`: the file has problems; `device`: none can be used; `enable
 //! --status`: it is not enabled); 2 wrong use of smctl. `run` becomes the program, so its exit code is
 //! the program's, except 125: smctl could not prepare the run, 126: the program can't be executed,
 //! 127: it was not found.
@@ -11,6 +11,7 @@ mod device;
 mod elf;
 mod enable;
 mod find;
+mod linkgroup;
 mod output;
 mod reasons;
 mod run;
@@ -50,6 +51,8 @@ enum Command {
     Config(config::Command),
     /// List RDMA devices, which of them can be used, and why not the others
     Device(device::Args),
+    /// List the SMC-R link groups with processes of other hosts
+    Linkgroup(linkgroup::Args),
     /// List the reasons why a connection stays on TCP
     Reasons(reasons::Args),
 }
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Disable => enable::disable(),
         Command::Config(command) => config::run(&command),
         Command::Device(args) => device::run(&args),
+        Command::Linkgroup(args) => linkgroup::run(&args),
         Command::Reasons(args) => reasons::run(&args),
     };
     match outcome {

@@ -280,10 +280,12 @@ impl Engine {
                 let reason = match f.by {
                     Side::Local => {
                         log::info!("SMC-R declined by us: {}", f.diagnosis);
+                        COUNTERS.decline_sent(f.diagnosis);
                         h.own_reason(f.diagnosis)
                     }
                     Side::Peer => {
                         log::info!("SMC-R declined by the peer: {}", f.diagnosis);
+                        COUNTERS.decline_received(f.diagnosis);
                         Reason::SmcDeclined
                     }
                 };
@@ -294,6 +296,7 @@ impl Engine {
                     group.terminate();
                 }
                 self.undo(h);
+                s.diagnosis.store(f.diagnosis.into(), Relaxed);
                 s.pin(reason);
                 s.leave_limbo(None);
             }
@@ -420,7 +423,7 @@ impl Engine {
                 .flatten()
                 .any(|h| h.place.is_some_and(|p| p.0 == g));
             match self.groups[g].as_mut().filter(|_| !used).map(|g| g.over()) {
-                Some(Ok(true)) => self.groups[g] = None,
+                Some(Ok(true)) => self.drop_group(g),
                 Some(Err(again)) => next = Some(next.map_or(again, |n| n.min(again))),
                 _ => {}
             }

@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::peer::reset_block;
 use crate::fabric::mapping;
@@ -26,6 +26,9 @@ use crate::link::group::{self, Entry, Group};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
 use crate::link::table;
 use crate::node::{LINK_POOL, Link};
+use crate::observe::status::{
+    GroupRole, GroupState, LinkEnd, LinkGroupStatus, RdmaEnd, RdmaStatus,
+};
 use crate::ring::pool::{RmbPool, Token};
 use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
@@ -73,6 +76,8 @@ struct Buffers {
     mirror: Option<Token>,
     /// What CLC says of our end.
     end: ConnEnd,
+    /// The group was made for this connection.
+    first: bool,
 }
 
 /// See the module comment.
@@ -257,6 +262,7 @@ impl LinkGroup {
                 rmb: rmb.token,
                 mirror: None,
                 end,
+                first: self.llc.is_none(),
             },
         );
         if let Some(llc) = &mut self.llc {
@@ -421,7 +427,7 @@ impl LinkGroup {
 
     /// Does what has become due. Returns when to look again.
     pub(super) fn tend(&mut self) -> Option<Instant> {
-        let received = self.group.with(|s| s.counts().1).unwrap_or(0);
+        let received = self.group.with(|s| s.counts().cdc_received).unwrap_or(0);
         if core::mem::replace(&mut self.received, received) != received
             && let Some(llc) = &mut self.llc
         {
@@ -491,6 +497,75 @@ impl LinkGroup {
                 }
             }
         }
+    }
+
+    /// What the status document says of it.
+    pub(super) fn status(&self) -> LinkGroupStatus {
+        let (counts, failure) = self
+            .group
+            .with(|s| (s.counts(), s.failure()))
+            .unwrap_or_default();
+        let end = |gid: Gid, qpn: Qpn| LinkEnd {
+            gid: gid.to_string(),
+            qpn: qpn.get(),
+        };
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        LinkGroupStatus {
+            id: self.qpn().get(),
+            role: match self.role {
+                Role::Client => GroupRole::Client,
+                Role::Server => GroupRole::Server,
+            },
+            state: match &self.llc {
+                _ if self.down.is_some() => GroupState::Down,
+                Some(llc) if llc.is_up() => GroupState::Up,
+                Some(llc) if !llc.is_confirming() => GroupState::Closing,
+                _ => GroupState::Confirming,
+            },
+            down: self.down.map(|why| why.to_string().into()),
+            // An end for another reason breaks the queue pair, too.
+            failure: failure
+                .filter(|f| *f != verbs::Failure::Flushed)
+                .map(|f| f.to_string().into()),
+            device: self.device.device.clone(),
+            port: self.device.port,
+            own: end(self.device.gid, self.qpn()),
+            peer: self.remote.map(|r| end(r.gid, r.qpn)),
+            mtu: self.remote.map(|r| r.mtu.bytes()),
+            peer_system_id: self.peer.to_string(),
+            connections: count(self.slots.len()),
+            max_conns: self.max_conns.into(),
+            cdc_sent: counts.cdc_sent,
+            cdc_received: counts.cdc_received,
+            bytes_written: counts.bytes_written,
+            rmb_chunks: count(self.rmb_regions.len()),
+            send_chunks: count(self.mirror_regions.len()),
+            idle_since_unix_ms: self
+                .llc
+                .as_ref()
+                .and_then(Llc::idle_since)
+                .and_then(|at| SystemTime::now().checked_sub(at.elapsed()))
+                .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
+                .and_then(|at| u64::try_from(at.as_millis()).ok()),
+        }
+    }
+
+    /// What the status document says of a connection.
+    pub(super) fn connection(&self, slot: u32) -> Option<RdmaStatus> {
+        let b = self.slots.get(&slot)?;
+        let end = |alert_token: u32, rmb: Rtoken| RdmaEnd {
+            alert_token,
+            rkey: rmb.rkey,
+            addr: rmb.addr,
+        };
+        let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
+        Some(RdmaStatus {
+            link_group: self.qpn().get(),
+            slot,
+            first_contact: b.first,
+            own: end(b.end.alert_token, b.end.rtoken),
+            peer: peer.flatten().map(|p| end(p.token, p.rmb)),
+        })
     }
 
     /// Whether nothing refers to it any more and its last messages have gone, or had time to: it may be dropped.

@@ -1,6 +1,7 @@
 //! The engine's thread and its loop.
 
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::collections::VecDeque;
 
 use libc::epoll_event;
 
@@ -12,6 +13,7 @@ use super::{
 use crate::link::table;
 use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
 use crate::observe::Reason;
+use crate::observe::status::LinkGroupStatus;
 use crate::policy::{self, Action, Identity, Policy, Role};
 use crate::ready;
 use crate::stream::{self, Downgrade, F_ACCEPTED, PLAIN, PUBLISHED, Sock};
@@ -103,6 +105,8 @@ pub(super) struct Engine {
     pub(super) handshakes: Vec<Option<Box<super::handshake::Handshake>>>,
     /// Link groups with other hosts.
     pub(super) groups: Vec<Option<Box<super::rdma::LinkGroup>>>,
+    /// Those that have ended last.
+    pub(super) ended_groups: VecDeque<LinkGroupStatus>,
     /// Open RDMA devices.
     pub(super) devices: Vec<super::rdma::Device>,
     /// Our name in CLC: unique to this process.
@@ -189,6 +193,7 @@ impl Engine {
             idle_look: None,
             handshakes: Vec::new(),
             groups: Vec::new(),
+            ended_groups: VecDeque::new(),
             devices: Vec::new(),
             system_id: SystemId(id.get().to_be_bytes()),
             flip_us,

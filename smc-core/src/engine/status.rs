@@ -9,9 +9,10 @@ use crate::negotiate::Endpoint;
 use crate::node;
 use crate::observe::Reason;
 use crate::observe::status::{
-    Carrier, ConnectionState, ConnectionStatus, DirectionStatus, LinkStatus, NodeStatus,
+    Carrier, ConnectionState, ConnectionStatus, DirectionStatus, Fabric, LinkStatus, NodeStatus,
 };
 use crate::stream::{self, F_LISTENER, FREE, MANAGED, PUBLISHED, Sock};
+use crate::wire::clc::Diagnosis;
 
 /// Bytes of one datagram of the answer.
 const PIECE: usize = 32 << 10;
@@ -35,7 +36,8 @@ impl Engine {
         counters.spins = node::COUNTERS.spins.load(Relaxed);
         counters.sleeps = node::COUNTERS.sleeps.load(Relaxed);
         let mut connections = Vec::new();
-        stream::POOL.each(|_, s| connections.extend(connection(s)));
+        stream::POOL.each(|_, s| connections.extend(self.connection(s)));
+        let groups = self.groups.iter().flatten().map(|g| g.status());
         NodeStatus {
             version: env!("CARGO_PKG_VERSION").into(),
             node: self.shared.id.to_string(),
@@ -60,64 +62,87 @@ impl Engine {
                     chunks: p.chunk_count(),
                 })
                 .collect(),
+            link_groups: self.ended_groups.iter().cloned().chain(groups).collect(),
             connections,
             fallbacks: COUNTERS.fallbacks(),
+            declines: COUNTERS.declines(),
             counters,
         }
     }
-}
 
-fn connection(s: &'static Sock) -> Option<ConnectionStatus> {
-    let (generation, st) = (s.generation.load(Acquire), s.state.load(Acquire));
-    if st == FREE || s.has(F_LISTENER) {
-        return None;
-    }
-    let fd = s.fd.load(Relaxed);
-    let at = s.with_fd(Endpoint::of_socket)?.ok()?;
-    let managed = st == MANAGED;
-    let (tx_ring, rx_ring) = if managed {
-        (s.tx_ring().size(), s.rx_ring().size())
-    } else {
-        (0, 0)
-    };
-    let dir = |tx: bool| {
-        let (switches, tcp, rmb, size) = if tx {
-            (&s.tx.switches, &s.tx.tcp, &s.tx.rmb, tx_ring)
-        } else {
-            (&s.rx.passed, &s.rx.tcp, &s.rx.rmb, rx_ring)
-        };
-        let n = if managed { switches.load(Relaxed) } else { 0 };
-        DirectionStatus {
-            carrier: if n & 1 == 1 {
-                Carrier::Rmb
-            } else {
-                Carrier::Tcp
-            },
-            bytes_tcp: tcp.load(Relaxed),
-            bytes_rmb: rmb.load(Relaxed),
-            rmb_size: u64::from(size),
-            rmb_fill: if !managed {
-                0
-            } else if tx {
-                s.unread_by_peer() as u64
-            } else {
-                s.unread_by_us() as u64
-            },
-            switches: n,
+    fn connection(&self, s: &'static Sock) -> Option<ConnectionStatus> {
+        let (generation, st) = (s.generation.load(Acquire), s.state.load(Acquire));
+        if st == FREE || s.has(F_LISTENER) {
+            return None;
         }
-    };
-    let status = ConnectionStatus {
-        fd,
-        local: at.local_addr(),
-        peer: at.peer_addr(),
-        state: match st {
-            MANAGED => ConnectionState::Managed,
-            PUBLISHED => ConnectionState::Published,
-            _ => ConnectionState::Plain,
-        },
-        tx: dir(true),
-        rx: dir(false),
-        reason: Reason::from_code(s.reason.load(Relaxed)).map(|r| r.name().into()),
-    };
-    (s.generation.load(Acquire) == generation).then_some(status)
+        let fd = s.fd.load(Relaxed);
+        let at = s.with_fd(Endpoint::of_socket)?.ok()?;
+        let place = s.place().filter(|_| st == MANAGED);
+        let limbo = place.is_some_and(|(link, _)| link.limbo());
+        let managed = place.is_some() && !limbo;
+        let group = place.and_then(|(link, slot)| {
+            let mut groups = self.groups.iter().flatten();
+            groups
+                .find(|g| core::ptr::eq(g.link(), link))?
+                .connection(slot)
+        });
+        let (tx_ring, rx_ring) = if managed {
+            (s.tx_ring().size(), s.rx_ring().size())
+        } else {
+            (0, 0)
+        };
+        let dir = |tx: bool| {
+            let (switches, tcp, rmb, size) = if tx {
+                (&s.tx.switches, &s.tx.tcp, &s.tx.rmb, tx_ring)
+            } else {
+                (&s.rx.passed, &s.rx.tcp, &s.rx.rmb, rx_ring)
+            };
+            let n = if managed { switches.load(Relaxed) } else { 0 };
+            DirectionStatus {
+                carrier: if n & 1 == 1 {
+                    Carrier::Rmb
+                } else {
+                    Carrier::Tcp
+                },
+                bytes_tcp: tcp.load(Relaxed),
+                bytes_rmb: rmb.load(Relaxed),
+                rmb_size: u64::from(size),
+                rmb_fill: if !managed {
+                    0
+                } else if tx {
+                    s.unread_by_peer() as u64
+                } else {
+                    s.unread_by_us() as u64
+                },
+                switches: n,
+            }
+        };
+        let status = ConnectionStatus {
+            fd,
+            local: at.local_addr(),
+            peer: at.peer_addr(),
+            state: match st {
+                _ if limbo => ConnectionState::Negotiating,
+                _ if managed => ConnectionState::Managed,
+                PUBLISHED => ConnectionState::Published,
+                _ => ConnectionState::Plain,
+            },
+            fabric: place.filter(|_| managed).map(|(link, _)| {
+                if link.fixed() {
+                    Fabric::Rdma
+                } else {
+                    Fabric::Shm
+                }
+            }),
+            rdma: group,
+            tx: dir(true),
+            rx: dir(false),
+            reason: Reason::from_code(s.reason.load(Relaxed)).map(|r| r.name().into()),
+            diagnosis: match s.diagnosis.load(Relaxed) {
+                0 => None,
+                code => Some(Diagnosis::from(code).into()),
+            },
+        };
+        (s.generation.load(Acquire) == generation).then_some(status)
+    }
 }

@@ -20,6 +20,9 @@ pub(super) const IMMEDIATE: u16 = 0x8000;
 /// How long a connection waits for another one's first contact with the same peer, to join its link group.
 const JOIN_WAIT: Duration = Duration::from_secs(3);
 
+/// Ended link groups that the status shows.
+const ENDED: usize = 4;
+
 /// Why a task can't be done.
 pub(super) enum Refusal {
     Decline(Diagnosis),
@@ -113,6 +116,16 @@ impl Engine {
     pub(super) fn group(&mut self, g: usize) -> Result<&mut LinkGroup, Refusal> {
         let group = self.groups.get_mut(g).and_then(Option::as_deref_mut);
         group.ok_or(Refusal::Decline(Diagnosis::NoActLink))
+    }
+
+    /// Drops a link group that is over. The status shows the last few of these.
+    pub(super) fn drop_group(&mut self, g: usize) {
+        if let Some(group) = self.groups.get_mut(g).and_then(Option::take) {
+            if self.ended_groups.len() == ENDED {
+                self.ended_groups.pop_front();
+            }
+            self.ended_groups.push_back(group.status());
+        }
     }
 
     fn prepare_first(&mut self, h: &mut Handshake, accept: &AcceptConfirm) -> Result<(), Refusal> {

@@ -65,6 +65,17 @@ pub struct Entry {
     pub mirror: (usize, usize),
 }
 
+/// What a group has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// CDC messages sent.
+    pub cdc_sent: u64,
+    /// CDC messages received.
+    pub cdc_received: u64,
+    /// Payload bytes written into the peer's RMBs.
+    pub bytes_written: u64,
+}
+
 /// A CDC message under way.
 #[derive(Clone, Copy, Default)]
 struct Flight {
@@ -112,8 +123,7 @@ pub struct State {
     failure: Option<Failure>,
     /// Connections that have ended.
     ended: Bitmap,
-    /// CDC messages sent and received; for the status.
-    counts: (u64, u64),
+    counts: Counts,
 }
 
 impl Group {
@@ -129,7 +139,7 @@ impl Group {
                 inbox: Vec::with_capacity(INBOX),
                 failure: None,
                 ended: Bitmap::new(),
-                counts: (0, 0),
+                counts: Counts::default(),
             }),
             link,
             qp,
@@ -334,7 +344,7 @@ impl Group {
     }
 
     fn received(&self, state: &mut State, m: &Cdc) {
-        state.counts.1 += 1;
+        state.counts.cdc_received += 1;
         let Some((slot, entry)) = state.entry(m.token) else {
             return;
         };
@@ -343,7 +353,7 @@ impl Group {
     }
 
     fn written(&self, state: &mut State, data: u32, length: u32) {
-        state.counts.1 += 1;
+        state.counts.cdc_received += 1;
         let i = Immediate::unpack(data);
         if let Some(Some(entry)) = state.entries.get_mut(i.slot as usize) {
             let changes = entry.conn.written(length, i.consumed);
@@ -449,7 +459,9 @@ impl Group {
             token: entry.token,
             prod: due.prod,
         };
-        state.counts.0 += 1;
+        state.counts.cdc_sent += 1;
+        let written = due.writes.iter().map(|w| u64::from(w.len)).sum::<u64>();
+        state.counts.bytes_written += written;
         if !posted {
             self.failed(state, Failure::LocalProtection);
         } else if over {
@@ -573,8 +585,8 @@ impl State {
         self.failure
     }
 
-    /// CDC messages sent and received.
-    pub fn counts(&self) -> (u64, u64) {
+    /// What the group has done so far.
+    pub fn counts(&self) -> Counts {
         self.counts
     }
 

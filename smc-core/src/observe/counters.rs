@@ -3,15 +3,23 @@
 //! They are statistics, not state: readers may see one counter ahead of another.
 
 use super::reason::Reason;
-use super::status::{CounterValues, ReasonCount};
+use super::status::{CounterValues, DeclineCount, DiagnosisStatus, ReasonCount};
+use crate::wire::clc::Diagnosis;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Kinds of Declines that are counted apart: each known diagnosis, and one for all others.
+const DIAGNOSES: usize = Diagnosis::ALL.len() + 1;
 
 /// Counters of one node. `new` is const, nothing allocates, every update is one relaxed add.
 #[derive(Debug)]
 pub struct Counters {
     /// Times each fallback reason was met; indexed by code, index 0 stays 0.
     reasons: [AtomicU64; Reason::SLOTS],
+    /// Declines of SMC-R that we sent, in the order of [`Diagnosis::ALL`]; the last one for unknown diagnoses.
+    declines_sent: [AtomicU64; DIAGNOSES],
+    /// Declines that came, likewise.
+    declines_received: [AtomicU64; DIAGNOSES],
     /// Directions switched from tcp to rmb.
     pub upgrades: AtomicU64,
     /// Directions switched from rmb to tcp.
@@ -37,6 +45,8 @@ impl Counters {
     pub const fn new() -> Counters {
         Counters {
             reasons: [const { AtomicU64::new(0) }; Reason::SLOTS],
+            declines_sent: [const { AtomicU64::new(0) }; DIAGNOSES],
+            declines_received: [const { AtomicU64::new(0) }; DIAGNOSES],
             upgrades: AtomicU64::new(0),
             downgrades: AtomicU64::new(0),
             published: AtomicU64::new(0),
@@ -78,6 +88,33 @@ impl Counters {
             .collect()
     }
 
+    /// Counts a Decline of SMC-R that was sent.
+    pub fn decline_sent(&self, diagnosis: Diagnosis) {
+        count_diagnosis(&self.declines_sent, diagnosis);
+    }
+
+    /// Counts a Decline of SMC-R that came.
+    pub fn decline_received(&self, diagnosis: Diagnosis) {
+        count_diagnosis(&self.declines_received, diagnosis);
+    }
+
+    /// The diagnoses that were sent or received at least once, in the order of their codes, then all unknown ones
+    /// together as code 0.
+    pub fn declines(&self) -> Vec<DeclineCount> {
+        let known = Diagnosis::ALL.iter().copied();
+        let kinds = known.chain([Diagnosis::Unknown(0)]);
+        let counts = self.declines_sent.iter().zip(&self.declines_received);
+        kinds
+            .zip(counts)
+            .map(|(diagnosis, (sent, received))| DeclineCount {
+                diagnosis: DiagnosisStatus::from(diagnosis),
+                sent: sent.load(Relaxed),
+                received: received.load(Relaxed),
+            })
+            .filter(|entry| entry.sent != 0 || entry.received != 0)
+            .collect()
+    }
+
     /// The node counters as plain numbers.
     pub fn values(&self) -> CounterValues {
         CounterValues {
@@ -95,7 +132,8 @@ impl Counters {
 
     /// Sets everything back to zero, for a forked child that starts as a node of its own.
     pub fn reset(&self) {
-        for counter in self.reasons.iter().chain([
+        let tables = self.reasons.iter().chain(&self.declines_sent);
+        for counter in tables.chain(&self.declines_received).chain([
             &self.upgrades,
             &self.downgrades,
             &self.published,
@@ -108,6 +146,13 @@ impl Counters {
         ]) {
             counter.store(0, Relaxed);
         }
+    }
+}
+
+fn count_diagnosis(counts: &[AtomicU64; DIAGNOSES], diagnosis: Diagnosis) {
+    let known = Diagnosis::ALL.iter().position(|d| *d == diagnosis);
+    if let Some(count) = counts.get(known.unwrap_or(DIAGNOSES - 1)) {
+        count.fetch_add(1, Relaxed);
     }
 }
 
@@ -149,6 +194,27 @@ mod tests {
         }
         assert_eq!(counters.fallbacks().len(), Reason::ALL.len());
         assert!(counters.fallbacks().iter().all(|r| r.count == 1));
+    }
+
+    #[test]
+    fn declines_by_diagnosis() {
+        let counters = Counters::new();
+        counters.decline_received(Diagnosis::Unknown(7));
+        counters.decline_received(Diagnosis::NoSmcDev);
+        counters.decline_sent(Diagnosis::NoSmcDev);
+        counters.decline_sent(Diagnosis::NoSmcDev);
+        counters.decline_received(Diagnosis::Unknown(8));
+        let list = counters.declines();
+        let list: Vec<_> = list
+            .iter()
+            .map(|d| (d.diagnosis.code, &*d.diagnosis.name, d.sent, d.received))
+            .collect();
+        assert_eq!(
+            list,
+            [(0x0303_0000, "NOSMCDEV", 2, 1), (0, "unknown", 0, 2)]
+        );
+        counters.reset();
+        assert!(counters.declines().is_empty());
     }
 
     #[test]

@@ -173,6 +173,8 @@ pub struct Sock {
     pub index: AtomicU32,
     /// Why the connection is on TCP: a [`Reason`] code, 0 when there is none.
     pub reason: AtomicU8,
+    /// Diagnosis of the SMC-R handshake's Decline, 0 if there was none.
+    pub diagnosis: AtomicU32,
     /// Non-zero: on TCP for good.
     pub pinned: AtomicU8,
     /// Local link of a managed connection.
@@ -286,6 +288,7 @@ impl Sock {
             a.store(0, Relaxed);
         }
         self.reason.store(0, Relaxed);
+        self.diagnosis.store(0, Relaxed);
         self.pinned.store(0, Relaxed);
         self.index.store(index, Relaxed);
         self.generation.fetch_add(1, Relaxed);

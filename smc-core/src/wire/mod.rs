@@ -131,6 +131,12 @@ pub struct SystemId(pub [u8; 8]);
 
 impl fmt::Debug for SystemId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for SystemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", u64::from_be_bytes(self.0))
     }
 }

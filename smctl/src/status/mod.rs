@@ -2,7 +2,7 @@
 
 mod discover;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 mod query;
 mod view;
 
@@ -25,25 +25,46 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     watch: Option<u64>,
-    /// Look into this directory only [default: $XSMC_RUNTIME_DIR, else /run/xsmc and
-    /// /dev/shm/xsmc-UID; for root those of all users]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     /// Show only the process with this id
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 }
 
+/// Where nodes are looked for.
+#[derive(clap::Args)]
+pub(crate) struct Place {
+    /// Look into this directory only [default: $XSMC_RUNTIME_DIR, else /run/xsmc and
+    /// /dev/shm/xsmc-UID; for root those of all users]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+impl Place {
+    /// The directories to look into that exist now.
+    pub(crate) fn directories(&self) -> Vec<PathBuf> {
+        let named = self.runtime_dir.clone().or_else(|| {
+            std::env::var_os("XSMC_RUNTIME_DIR")
+                .filter(|dir| !dir.is_empty())
+                .map(PathBuf::from)
+        });
+        // SAFETY: geteuid has no arguments and no failure.
+        let uid = unsafe { libc::geteuid() };
+        discover::directories(named, uid, &discover::Roots::default())
+    }
+}
+
 /// What was found at one moment.
 #[derive(Serialize, Default)]
-struct Report {
-    nodes: Vec<NodeStatus>,
-    problems: Vec<Problem>,
+pub(crate) struct Report {
+    pub(crate) nodes: Vec<NodeStatus>,
+    pub(crate) problems: Vec<Problem>,
 }
 
 /// A node or a directory that could not be asked.
 #[derive(Serialize)]
-struct Problem {
+pub(crate) struct Problem {
     /// The socket or directory.
     path: String,
     /// The process behind it, where known.
@@ -56,21 +77,13 @@ struct Problem {
 const PARALLEL: usize = 32;
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
-    let named = args.runtime_dir.clone().or_else(|| {
-        std::env::var_os("XSMC_RUNTIME_DIR")
-            .filter(|dir| !dir.is_empty())
-            .map(PathBuf::from)
-    });
-    // SAFETY: geteuid has no arguments and no failure.
-    let uid = unsafe { libc::geteuid() };
-    let directories = || discover::directories(named.clone(), uid, &discover::Roots::default());
     let (out, err) = (&mut io::stdout().lock(), &mut io::stderr());
     let Some(seconds) = args.watch else {
-        return show(out, err, &directories(), args);
+        return show(out, err, &args.place.directories(), args);
     };
     let clear = !args.json && io::stdout().is_terminal();
     loop {
-        let directories = directories();
+        let directories = args.place.directories();
         let report = gather(&directories, args.pid);
         if clear {
             out.write_all(b"\x1b[H\x1b[2J")?;
@@ -80,7 +93,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
             out.write_all(b"\n")?;
         } else {
             write(out, &report, &directories)?;
-            problems(out, &report)?;
+            report.write_problems(out)?;
             if !clear {
                 writeln!(out)?;
             }
@@ -104,7 +117,7 @@ fn show(
     } else {
         write(out, &report, directories)?;
     }
-    problems(err, &report)?;
+    report.write_problems(err)?;
     let absent = match args.pid {
         Some(pid) if report.nodes.is_empty() && report.problems.is_empty() => {
             writeln!(
@@ -124,7 +137,7 @@ fn show(
 }
 
 /// Asks the nodes in all directories, many at a time.
-fn gather(directories: &[PathBuf], pid: Option<u32>) -> Report {
+pub(crate) fn gather(directories: &[PathBuf], pid: Option<u32>) -> Report {
     let mut report = Report::default();
     let mut sockets = Vec::new();
     for dir in directories {
@@ -188,6 +201,15 @@ impl Report {
                 .push(problem(None, "smctl failed while asking it".into())),
         }
     }
+
+    /// Says who could not be asked, and why.
+    pub(crate) fn write_problems(&self, out: &mut dyn Write) -> io::Result<()> {
+        for problem in &self.problems {
+            let what = output::printable(&problem.what);
+            writeln!(out, "smctl: {}: {what}", output::printable(&problem.path))?;
+        }
+        Ok(())
+    }
 }
 
 fn write(out: &mut dyn Write, report: &Report, directories: &[PathBuf]) -> io::Result<()> {
@@ -211,14 +233,6 @@ fn write(out: &mut dyn Write, report: &Report, directories: &[PathBuf]) -> io::R
     Ok(())
 }
 
-fn problems(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    for problem in &report.problems {
-        let what = output::printable(&problem.what);
-        writeln!(out, "smctl: {}: {what}", output::printable(&problem.path))?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::fake::{FakeNode, sample};
@@ -228,7 +242,7 @@ mod tests {
         Args {
             json,
             watch: None,
-            runtime_dir: None,
+            place: Place { runtime_dir: None },
             pid,
         }
     }

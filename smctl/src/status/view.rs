@@ -1,11 +1,14 @@
 //! Writes the status of nodes for people.
 
+use crate::linkgroup;
 use crate::output::{bytes, duration, printable};
 use crate::table::{Align, Table};
 use smc_core::observe::Reason;
 use smc_core::observe::status::{
-    ConnectionState, ConnectionStatus, DirectionStatus, LinkStatus, NodeStatus, ReasonCount,
+    ConnectionState, ConnectionStatus, DeclineCount, DirectionStatus, Fabric, GroupState,
+    LinkStatus, NodeStatus, ReasonCount,
 };
+use smc_core::wire::clc::Diagnosis;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
@@ -30,14 +33,19 @@ pub(super) fn node(out: &mut dyn Write, node: &NodeStatus, now: SystemTime) -> i
 
     let all = &node.connections;
     let of = |state| all.iter().filter(|c| c.state == state).count();
+    let groups = node.link_groups.iter();
+    let groups = groups.filter(|g| g.state != GroupState::Down);
     writeln!(
         out,
-        "  connections {} (managed {}, published {}, plain {})  links {}",
+        "  connections {} (managed {}, negotiating {}, published {}, plain {})  links {}  \
+         link groups {}",
         all.len(),
         of(ConnectionState::Managed),
+        of(ConnectionState::Negotiating),
         of(ConnectionState::Published),
         of(ConnectionState::Plain),
-        node.links.len()
+        node.links.len(),
+        groups.count()
     )?;
     let c = &node.counters;
     writeln!(
@@ -55,8 +63,11 @@ pub(super) fn node(out: &mut dyn Write, node: &NodeStatus, now: SystemTime) -> i
         c.sleeps
     )?;
     links(out, &node.links)?;
+    link_groups(out, node, now)?;
     connections(out, all)?;
-    fallbacks(out, &node.fallbacks)
+    rdma_connections(out, all)?;
+    fallbacks(out, &node.fallbacks)?;
+    declines(out, &node.declines)
 }
 
 /// How long the node has been there.
@@ -90,6 +101,18 @@ fn links(out: &mut dyn Write, links: &[LinkStatus]) -> io::Result<()> {
     table.write(out, "  ")
 }
 
+fn link_groups(out: &mut dyn Write, node: &NodeStatus, now: SystemTime) -> io::Result<()> {
+    if node.link_groups.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&linkgroup::COLUMNS);
+    for group in &node.link_groups {
+        table.row(linkgroup::row(group, now));
+    }
+    writeln!(out)?;
+    table.write(out, "  ")
+}
+
 fn connections(out: &mut dyn Write, connections: &[ConnectionStatus]) -> io::Result<()> {
     if connections.is_empty() {
         return Ok(());
@@ -99,6 +122,7 @@ fn connections(out: &mut dyn Write, connections: &[ConnectionStatus]) -> io::Res
         ("LOCAL", Align::Left),
         ("PEER", Align::Left),
         ("STATE", Align::Left),
+        ("FABRIC", Align::Left),
         ("TX", Align::Left),
         ("BY TCP", Align::Right),
         ("BY RMB", Align::Right),
@@ -117,11 +141,56 @@ fn connections(out: &mut dyn Write, connections: &[ConnectionStatus]) -> io::Res
             c.local.to_string(),
             c.peer.to_string(),
             c.state.name().to_owned(),
+            c.fabric.map_or("-", Fabric::name).to_owned(),
         ];
         row.extend(direction(&c.tx));
         row.extend(direction(&c.rx));
-        row.push(printable(c.reason.as_deref().unwrap_or("")));
+        row.push(reason(c));
         table.row(row);
+    }
+    writeln!(out)?;
+    table.write(out, "  ")
+}
+
+/// Why a connection is on TCP, with the diagnosis of the Decline if there was one.
+fn reason(c: &ConnectionStatus) -> String {
+    let reason = printable(c.reason.as_deref().unwrap_or(""));
+    match &c.diagnosis {
+        Some(d) => format!("{reason} ({} {:#010x})", printable(&d.name), d.code),
+        None => reason,
+    }
+}
+
+/// What only connections on SMC-R have.
+fn rdma_connections(out: &mut dyn Write, connections: &[ConnectionStatus]) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("FD", Align::Right),
+        ("GROUP", Align::Right),
+        ("SLOT", Align::Right),
+        ("CONTACT", Align::Left),
+        ("TOKEN", Align::Right),
+        ("PEER TOKEN", Align::Right),
+    ]);
+    let mut any = false;
+    for (c, r) in connections.iter().filter_map(|c| Some((c, c.rdma?))) {
+        any = true;
+        let contact = if r.first_contact {
+            "first"
+        } else {
+            "subsequent"
+        };
+        table.row([
+            c.fd.to_string(),
+            r.link_group.to_string(),
+            r.slot.to_string(),
+            contact.to_owned(),
+            format!("{:#x}", r.own.alert_token),
+            r.peer
+                .map_or("-".into(), |p| format!("{:#x}", p.alert_token)),
+        ]);
+    }
+    if !any {
+        return Ok(());
     }
     writeln!(out)?;
     table.write(out, "  ")
@@ -170,9 +239,31 @@ fn fallbacks(out: &mut dyn Write, fallbacks: &[ReasonCount]) -> io::Result<()> {
     table.write(out, "  ")
 }
 
+fn declines(out: &mut dyn Write, declines: &[DeclineCount]) -> io::Result<()> {
+    if declines.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&[
+        ("SENT", Align::Right),
+        ("RECEIVED", Align::Right),
+        ("DECLINE", Align::Left),
+        ("", Align::Left),
+    ]);
+    for entry in declines {
+        table.row([
+            entry.sent.to_string(),
+            entry.received.to_string(),
+            printable(&entry.diagnosis.name),
+            Diagnosis::from(entry.diagnosis.code).sentence().to_owned(),
+        ]);
+    }
+    writeln!(out)?;
+    table.write(out, "  ")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::fake::sample;
+    use super::super::fake::{sample, sample_rdma};
     use super::*;
 
     fn text(status: &NodeStatus) -> String {
@@ -192,23 +283,62 @@ mod tests {
             text(&sample(4242)),
             "\
 redis-server  pid 4242  uid 999  node 0000000000001092  xsmc 0.1.0
-  connections 2 (managed 1, published 0, plain 1)  links 1
+  connections 2 (managed 1, negotiating 0, published 0, plain 1)  links 1  link groups 0
   upgrades 2  downgrades 0  published 2  opens 0 (accepted 0, declined 0)  doorbells 0  spins 0  \
 sleeps 0
 
   LINK TO           PID  CONNECTIONS  CHUNKS  NODE
   redis-benchmark  4243            1       2  00000000000000ff
 
-  FD  LOCAL           PEER             STATE    TX   BY TCP  BY RMB   RMB  FILL  RX   BY TCP  \
-BY RMB   RMB  FILL  REASON
-   8  127.0.0.1:6379  127.0.0.1:40000  managed  rmb     512      3G  256K   25%  rmb     512      \
-3G  256K   25%
-   9  127.0.0.1:6379  127.0.0.1:40001  plain    tcp    1000       0     -     -  tcp    1000       \
-0     -     -  no-peer
+  FD  LOCAL           PEER             STATE    FABRIC  TX   BY TCP  BY RMB   RMB  FILL  RX   \
+BY TCP  BY RMB   RMB  FILL  REASON
+   8  127.0.0.1:6379  127.0.0.1:40000  managed  shm     rmb     512      3G  256K   25%  rmb     \
+512      3G  256K   25%
+   9  127.0.0.1:6379  127.0.0.1:40001  plain    -       tcp    1000       0     -     -  tcp    \
+1000       0     -     -  no-peer
 
   TIMES  FALLBACK
       3  no-peer   The other end does not run under xsmc, or has not used this connection through \
 it yet.
+"
+        );
+    }
+
+    #[test]
+    fn connections_with_another_host_are_shown() {
+        let text = text(&sample_rdma(4242));
+        let (_, text) = text.split_once("sleeps 0\n").unwrap();
+        assert_eq!(
+            text,
+            "
+  GROUP  ROLE    STATE       DEVICE  PORT   MTU  GID              PEER GID         PEER QPN  \
+PEER ID           CONNECTIONS  CDC OUT  CDC IN  WRITTEN  CHUNKS
+     16  client  down        rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+0000525400090002        0/255       12      11       3M     1+1  the link failed: the peer does not \
+answer
+     17  server  up          rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+0000525400090002        1/255       12      11       3M     1+1
+     18  server  confirming  rxe0       1     -  ::ffff:10.9.0.1  -                       -  \
+0000525400090002            1        0       0        0     1+1
+
+  FD  LOCAL          PEER            STATE        FABRIC  TX   BY TCP  BY RMB   RMB  FILL  RX   \
+BY TCP  BY RMB   RMB  FILL  REASON
+   8  10.9.0.1:6379  10.9.0.2:40000  managed      rdma    rmb     512      3G  256K   25%  rmb     \
+512      3G  256K   25%
+   9  10.9.0.1:6379  10.9.0.2:40001  negotiating  -       tcp    1000       0     -     -  tcp    \
+1000       0     -     -
+  10  10.9.0.1:6379  10.9.0.2:40002  plain        -       tcp    1000       0     -     -  tcp    \
+1000       0     -     -  smc-declined (NOSMCDEV 0x03030000)
+
+  FD  GROUP  SLOT  CONTACT  TOKEN  PEER TOKEN
+   8     17     0  first    0x101       0x102
+
+  TIMES  FALLBACK
+      1  smc-declined  The other host declined SMC-R; 'smctl status' shows its diagnosis.
+
+  SENT  RECEIVED  DECLINE
+     0         1  NOSMCDEV  No device for SMC was found, or the two hosts have no enterprise id \
+(UEID) in common.
 "
         );
     }

@@ -217,6 +217,16 @@ impl Llc {
         matches!(self.state, State::Up)
     }
 
+    /// Whether CONFIRM LINK is under way.
+    pub fn is_confirming(&self) -> bool {
+        matches!(self.state, State::Confirming { .. })
+    }
+
+    /// Since when the group has had no connection.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.idle_since
+    }
+
     /// Number of the link, as DELETE LINK names it.
     pub fn link(&self) -> u8 {
         self.link
