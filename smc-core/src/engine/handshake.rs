@@ -528,3 +528,70 @@ fn hostname() -> [u8; 32] {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Gid, SystemId};
+
+    fn handshake(server: bool) -> Handshake {
+        let local = Local {
+            system_id: SystemId([1; 8]),
+            eids: List::new(),
+            max_conns: MAX_CONNS,
+            max_links: MAX_LINKS,
+            features: 0,
+            hostname: [b' '; 32],
+        };
+        let now = Instant::now();
+        Handshake {
+            index: 0,
+            generation: 0,
+            machine: if server {
+                Machine::Server(Box::new(Server::new(local, now)))
+            } else {
+                let client = Client::new(local, Gid::default(), List::new(), now);
+                Machine::Client(Box::new(client))
+            },
+            wait: Wait::Nothing,
+            out: (Vec::new(), 0),
+            choice: Some(Choice {
+                device: "rxe0".into(),
+                port: 1,
+                gid_index: 1,
+                gid: Gid::default(),
+                netdev: "eth0".into(),
+                mac: [0; 6],
+            }),
+            rmb_size: 0,
+            place: None,
+            first: false,
+            request: None,
+            rings: None,
+        }
+    }
+
+    /// Where a diagnosis has more than one cause.
+    #[test]
+    fn own_declines_are_told_apart() {
+        let cases = [
+            (true, true, Diagnosis::NoSmcRDev, Reason::SmcVersion),
+            (true, false, Diagnosis::NoSmcRDev, Reason::NoRdmaDevice),
+            (false, true, Diagnosis::NoSmcRDev, Reason::NoRdmaDevice),
+            (false, false, Diagnosis::NoSmcRDev, Reason::NoRdmaDevice),
+            (true, true, Diagnosis::CnfErr, Reason::ClcTerms),
+            (true, false, Diagnosis::CnfErr, Reason::PolicyTcp),
+            (false, false, Diagnosis::CnfErr, Reason::PolicyTcp),
+            (true, false, Diagnosis::NoUeid, Reason::NoCommonEid),
+        ];
+        for (server, device, diagnosis, reason) in cases {
+            let mut h = handshake(server);
+            h.choice = h.choice.filter(|_| device);
+            assert_eq!(
+                h.own_reason(diagnosis),
+                reason,
+                "{diagnosis}, server {server}, device {device}"
+            );
+        }
+    }
+}

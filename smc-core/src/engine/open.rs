@@ -344,7 +344,7 @@ impl Engine {
             return Err(Some(Reason::Closed));
         }
         if s.pinned.load(Relaxed) != 0 {
-            return Err(Reason::from_code(s.reason.load(Relaxed)).or(Some(Reason::PeerRequest)));
+            return Err(s.noted().or(Some(Reason::PeerRequest)));
         }
         let ours = self.opening(which.0, which.1);
         if ours && (endpoint.local, endpoint.local_port) < (endpoint.peer, endpoint.peer_port) {

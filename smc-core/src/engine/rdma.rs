@@ -64,6 +64,8 @@ impl Device {
 /// The peer's end of a link, as its Accept or Confirm says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
+    /// For people. A Linux client leaves it out of the Proposal, from which [`LinkGroup::peer`] is.
+    pub(super) system_id: SystemId,
     pub(super) gid: Gid,
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
@@ -532,7 +534,7 @@ impl LinkGroup {
             own: end(self.device.gid, self.qpn()),
             peer: self.remote.map(|r| end(r.gid, r.qpn)),
             mtu: self.remote.map(|r| r.mtu.bytes()),
-            peer_system_id: self.peer.to_string(),
+            peer_system_id: self.remote.map_or(self.peer, |r| r.system_id).to_string(),
             connections: count(self.slots.len()),
             max_conns: self.max_conns.into(),
             cdc_sent: counts.cdc_sent,

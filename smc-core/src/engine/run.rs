@@ -406,6 +406,8 @@ impl Engine {
                 Ok(()) => self.open(s, generation, endpoint, found, t.rmb_size),
                 Err(r) => s.note(r),
             },
+            // Nobody on this host, and it is known why not with another one.
+            None if s.noted().is_some_and(Reason::is_not_offered) => {}
             None => s.note(Reason::NoPeer),
         }
     }

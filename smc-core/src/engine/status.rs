@@ -7,7 +7,6 @@ use super::ipc;
 use super::run::Engine;
 use crate::negotiate::Endpoint;
 use crate::node;
-use crate::observe::Reason;
 use crate::observe::status::{
     Carrier, ConnectionState, ConnectionStatus, DirectionStatus, Fabric, LinkStatus, NodeStatus,
 };
@@ -137,7 +136,7 @@ impl Engine {
             rdma: group,
             tx: dir(true),
             rx: dir(false),
-            reason: Reason::from_code(s.reason.load(Relaxed)).map(|r| r.name().into()),
+            reason: s.noted().map(|r| r.name().into()),
             diagnosis: match s.diagnosis.load(Relaxed) {
                 0 => None,
                 code => Some(Diagnosis::from(code).into()),

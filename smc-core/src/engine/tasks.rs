@@ -140,6 +140,7 @@ impl Engine {
         h.place = Some((g, slot));
         group.announced(end.rtoken);
         group.connect(Remote {
+            system_id: accept.system_id,
             gid: accept.end.gid,
             qpn: accept.end.qpn,
             psn: accept.end.psn,
@@ -247,6 +248,7 @@ impl Engine {
         h.rings = Some(group.complete(slot, &confirm.end)?);
         if first {
             group.connect(Remote {
+                system_id: confirm.system_id,
                 gid: request.gid,
                 qpn: confirm.end.qpn,
                 psn: confirm.end.psn,

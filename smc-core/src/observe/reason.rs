@@ -208,6 +208,14 @@ impl Reason {
         }
     }
 
+    /// Whether it says why a connection was not offered to another host, or that the other host didn't take it up.
+    pub const fn is_not_offered(self) -> bool {
+        matches!(
+            self,
+            Reason::NoSmcOption | Reason::OptionDisabled | Reason::NoRdmaDevice | Reason::FastOpen
+        )
+    }
+
     /// Why a connection was reset whose SMC-R handshake ended with this errno.
     pub const fn of_failed_handshake(errno: i32) -> Reason {
         match errno {

@@ -375,6 +375,11 @@ impl Sock {
         }
     }
 
+    /// Why the connection is not on RMBs, where something was noted.
+    pub fn noted(&self) -> Option<Reason> {
+        Reason::from_code(self.reason.load(Relaxed))
+    }
+
     /// Remembers why the connection is not on RMBs, and counts it once.
     pub fn note(&self, r: Reason) {
         if self.reason.swap(r.code(), Relaxed) != r.code() {
