@@ -10,6 +10,7 @@ use super::run::Engine;
 use crate::fabric::verbs::{self, Choice};
 use crate::link::llc;
 use crate::negotiate::clc::{Prepared, Terms, server};
+use crate::observe::status::LinkGroupStatus;
 use crate::wire::clc::{AcceptConfirm, Diagnosis};
 use crate::wire::{Mtu, SystemId};
 
@@ -124,7 +125,11 @@ impl Engine {
             if self.ended_groups.len() == ENDED {
                 self.ended_groups.pop_front();
             }
-            self.ended_groups.push_back(group.status());
+            // Connections that were reset with it never gave their slots back.
+            self.ended_groups.push_back(LinkGroupStatus {
+                connections: 0,
+                ..group.status()
+            });
         }
     }
 
