@@ -163,6 +163,7 @@ pub(super) fn reset_block(link: &Link, slot: u32) {
         d.tx.prod.store(0, Relaxed);
         d.tx.flags.store(0, Relaxed);
         d.tx.switches.store(0, Relaxed);
+        d.tx.urgent.store(0, Relaxed);
         d.rx.cons.store(0, Relaxed);
         d.rx.flags.store(0, Relaxed);
         d.rx.passed.store(0, Relaxed);

@@ -51,6 +51,9 @@ pub struct TxLine {
     pub flags: AtomicU32,
     /// Switches ever logged; odd means that the direction is on the RMB after the last of them.
     pub switches: AtomicU32,
+    /// SMC-R: stream offset just behind the last urgent byte (tcp(7)), 0 if there was none. Stored before
+    /// the cursor that covers it.
+    pub urgent: AtomicU64,
 }
 
 /// Receiver's line of one direction: written by the receiver only.

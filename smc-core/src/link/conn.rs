@@ -12,6 +12,11 @@
 //!
 //! The bytes to send lie in a local ring (the *mirror*) at the same offsets as in the peer's RMB, of the
 //! same size or, where that is larger than a chunk, of a smaller one that divides it.
+//!
+//! **Urgent data.** A message whose flags say "urgent data present" marks the byte before its producer cursor. As
+//! Linux speaks SMC-R, nothing behind that byte is announced until the peer's consumer cursor has passed it, and the
+//! receiver tells its cursor at once when it has. So there is one mark under way at most; where the program sets
+//! another meanwhile, the last of them counts, as with TCP.
 
 use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::wire::cdc::{Cdc, ProducerFlags, StateFlags};
@@ -29,6 +34,9 @@ pub struct Local {
     pub prod: u64,
     /// Stream offset of the next byte that the program will read.
     pub cons: u64,
+    /// Stream offset just behind the last urgent byte that the program has sent, 0 if there was none. May be
+    /// beyond `prod`, which is read first.
+    pub urgent: u64,
     /// `TX_*` flags of the direction we send.
     pub flags: u32,
 }
@@ -94,8 +102,13 @@ pub struct Changes {
     pub cons: u64,
     /// `TX_*` flags of the direction we receive, to be added.
     pub flags: u32,
+    /// Stream offset just behind the last urgent byte of the direction we receive, 0 if there was none; at most
+    /// `prod`.
+    pub urgent: u64,
     /// Whether anything is new to the program.
     pub news: bool,
+    /// Whether [`Conn::next`] has to be asked: bytes need no longer be withheld.
+    pub resume: bool,
 }
 
 /// The peer broke the protocol: the connection has to be aborted.
@@ -136,6 +149,10 @@ pub struct Conn {
     told: StateFlags,
     /// The last message said that we are blocked.
     told_blocked: bool,
+    /// Position just behind the last urgent byte that we have announced, 0 if there was none.
+    told_urgent: u64,
+    /// Bytes of the program's, and what it has said behind them, wait for the peer to read an urgent byte.
+    withheld: bool,
     /// The peer's producer position.
     peer_prod: u64,
     /// Our consumer position that the peer has been told.
@@ -144,6 +161,8 @@ pub struct Conn {
     peer_seq: u16,
     /// The peer's connection state flags.
     heard: StateFlags,
+    /// Position just behind the peer's last urgent byte, 0 if there was none.
+    heard_urgent: u64,
     /// The peer has more to send than our RMB has room for.
     peer_blocked: bool,
     /// The peer has asked for our consumer position.
@@ -164,10 +183,13 @@ impl Conn {
             seq: 0,
             told: StateFlags::default(),
             told_blocked: false,
+            told_urgent: 0,
+            withheld: false,
             peer_prod: 0,
             told_cons: 0,
             peer_seq: 0,
             heard: StateFlags::default(),
+            heard_urgent: 0,
             peer_blocked: false,
             asked: false,
             broken: false,
@@ -206,6 +228,21 @@ impl Conn {
         self.acked < self.peer_cons
     }
 
+    /// Whether something that the program has sent waits for the peer to read an urgent byte.
+    pub fn withholds(&self) -> bool {
+        self.withheld
+    }
+
+    /// Whether the peer has not read the last announced urgent byte, and still may.
+    fn awaits_urgent(&self) -> bool {
+        self.peer_cons < self.told_urgent && !self.peer_ended()
+    }
+
+    /// Whether the peer will read no more.
+    fn peer_ended(&self) -> bool {
+        self.heard.closed || self.heard.abort
+    }
+
     /// The SEND that announced `prod` has completed. Returns the consumer position to publish.
     pub fn acked(&mut self, prod: u64) -> u64 {
         if prod > self.acked && prod <= self.sent {
@@ -236,15 +273,18 @@ impl Conn {
             self.broken = true;
             return Err(Violation);
         };
-        let before = (self.peer_prod, self.free_up_to(), self.heard);
+        let state = |c: &Conn| (c.peer_prod, c.free_up_to(), c.heard, c.heard_urgent);
+        let before = state(self);
         self.peer_seq = m.seq;
         self.peer_prod = prod;
         self.peer_cons = cons;
         self.heard = union(self.heard, m.state);
         self.peer_blocked = m.flags.write_blocked;
         self.asked |= m.flags.update_requested;
-        let news = before != (self.peer_prod, self.free_up_to(), self.heard);
-        Ok(self.changes(news))
+        if m.flags.urgent_present && prod > self.told_cons {
+            self.heard_urgent = prod;
+        }
+        Ok(self.changes(before != state(self)))
     }
 
     /// Takes a WRITE of the peer's with immediate data.
@@ -276,7 +316,9 @@ impl Conn {
             prod: self.peer_prod,
             cons: self.free_up_to(),
             flags,
+            urgent: self.heard_urgent,
             news,
+            resume: self.withheld && !self.awaits_urgent(),
         }
     }
 
@@ -288,23 +330,29 @@ impl Conn {
     /// What is due now. The caller sends it, or doesn't ask.
     pub fn next(&mut self, local: Local) -> Option<Outgoing> {
         let peer = self.peer.filter(|_| !self.closed())?;
-        let mut flags = StateFlags::default();
-        if local.flags & TX_DONE != 0 {
-            flags.done = true;
-        }
-        if self.broken || local.flags & TX_CLOSED != 0 && local.flags & TX_ABORT != 0 {
-            flags.abort = true;
-        } else if local.flags & TX_CLOSED != 0 {
-            flags.closed = true;
-        }
-        let flags = union(self.told, flags);
+        let abort = self.broken || local.flags & TX_CLOSED != 0 && local.flags & TX_ABORT != 0;
         // The stream code writes no more than fits, and never moves a cursor back.
         let fits = self.peer_cons + u64::from(peer.mirror_size);
-        let prod = if flags.abort {
+        let end = if abort || self.awaits_urgent() {
             self.sent
+        } else if local.urgent > self.sent && !self.peer_ended() {
+            fits.min(local.urgent)
         } else {
-            local.prod.clamp(self.sent, fits.max(self.sent))
+            fits
         };
+        let prod = local.prod.clamp(self.sent, end.max(self.sent));
+        self.withheld = !abort && prod < local.prod;
+        let urgent_present = prod > self.sent && prod == local.urgent;
+        let mut flags = StateFlags::default();
+        if abort {
+            flags.abort = true;
+        }
+        // "No more" is said with the last byte.
+        if !self.withheld {
+            flags.done = local.flags & TX_DONE != 0;
+            flags.closed = !abort && local.flags & TX_CLOSED != 0;
+        }
+        let flags = union(self.told, flags);
         let cons = local.cons.clamp(self.told_cons, self.peer_prod);
         let due = prod != self.sent || flags != self.told || self.update_due(cons);
         if !due {
@@ -313,7 +361,9 @@ impl Conn {
         let full = prod == fits;
         let writes = self.writes(&peer, prod);
         let blocked = local.flags & TX_BLOCKED != 0 || full;
-        let short = !blocked && flags == self.told && writes[0].len > 0 && writes[1].len == 0;
+        let urgent_pending = urgent_present || local.urgent > prod;
+        let plain = !blocked && !urgent_pending && flags == self.told;
+        let short = plain && writes[0].len > 0 && writes[1].len == 0;
         let immediate = peer.slot.filter(|_| short).and_then(|slot| {
             let consumed = u32::try_from(cons - self.told_cons).ok()?;
             Immediate { slot, consumed }.pack()
@@ -322,6 +372,9 @@ impl Conn {
             self.seq = self.seq.wrapping_add(1);
         }
         self.told_blocked = blocked;
+        if urgent_present {
+            self.told_urgent = prod;
+        }
         self.sent = prod;
         self.told = flags;
         self.told_cons = cons;
@@ -335,6 +388,8 @@ impl Conn {
                 consumer: Cursor::from_offset(cons, self.own_size),
                 flags: ProducerFlags {
                     write_blocked: self.told_blocked,
+                    urgent_pending,
+                    urgent_present,
                     ..ProducerFlags::default()
                 },
                 state: flags,
@@ -355,6 +410,7 @@ impl Conn {
         let free = (self.told_cons + size).saturating_sub(self.peer_prod);
         let drained = cons == self.peer_prod;
         self.asked
+            || self.told_cons < self.heard_urgent && self.heard_urgent <= cons
             || unconfirmed > UPDATE_MIN.max(size / 10) && (free <= size / 2 || self.peer_blocked)
             || self.peer_blocked && drained
     }

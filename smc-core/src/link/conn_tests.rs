@@ -19,6 +19,9 @@ struct End {
     local: Local,
     /// Consumer position published for the sender.
     free_from: u64,
+    /// Urgent marks that were set, and those that have come.
+    set_marks: Vec<u64>,
+    heard_marks: Vec<u64>,
     /// Producer position published for the reader.
     peer_prod: u64,
     peer_flags: u32,
@@ -53,6 +56,8 @@ fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32, slot: Option<u32>) 
         mirror: vec![0; mirror as usize],
         local: Local::default(),
         free_from: 0,
+        set_marks: Vec::new(),
+        heard_marks: Vec::new(),
         peer_prod: 0,
         peer_flags: 0,
         flight: VecDeque::new(),
@@ -76,6 +81,16 @@ impl End {
         self.local.flags &= !TX_BLOCKED;
         if n == room {
             self.local.flags |= TX_BLOCKED;
+        }
+    }
+
+    /// Writes, the last byte as an urgent one.
+    fn write_urgent(&mut self, n: usize) {
+        let before = self.local.prod;
+        self.write(n);
+        if self.local.prod > before {
+            self.local.urgent = self.local.prod;
+            self.set_marks.push(self.local.prod);
         }
     }
 
@@ -116,6 +131,14 @@ impl End {
         to.peer_prod = c.prod;
         to.free_from = c.cons;
         to.peer_flags |= c.flags;
+        if c.urgent != to.heard_marks.last().copied().unwrap_or(0) {
+            to.heard_marks.push(c.urgent);
+        }
+        // What is behind the mark comes when that has been passed.
+        assert!(c.urgent <= to.local.cons || c.prod == c.urgent);
+        if c.resume {
+            to.post();
+        }
         Ok(())
     }
 
@@ -164,7 +187,7 @@ proptest! {
     #[test]
     fn every_byte_arrives(
         sizes in (0u8..2, 0u8..2, 0u32..2), slot in proptest::option::of(0u32..4096),
-        steps in proptest::collection::vec((0u8..5, any::<bool>(), 0usize..40_000), 1..200),
+        steps in proptest::collection::vec((0u8..6, any::<bool>(), 0usize..40_000), 1..200),
     ) {
         let (mut a, mut b) = pair_with(sizes.0, sizes.1, sizes.2, slot);
         for (what, first, n) in steps {
@@ -174,12 +197,19 @@ proptest! {
                 1 => x.read(n),
                 2 => x.post(),
                 3 => x.deliver(y).unwrap(),
+                4 => x.write_urgent(n),
                 _ => x.complete(),
             }
         }
         settle(&mut a, &mut b);
         prop_assert_eq!(&a.sent, &b.read);
         prop_assert_eq!(&b.sent, &a.read);
+        // The last mark arrives; earlier ones unless a later one has taken their place.
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            prop_assert_eq!(from.set_marks.last(), to.heard_marks.last());
+            prop_assert!(to.heard_marks.is_sorted());
+            prop_assert!(to.heard_marks.iter().all(|m| from.set_marks.contains(m)));
+        }
         // There is room again: nobody waits for an update that never comes.
         prop_assert!(a.local.prod - a.free_from < a.mirror.len() as u64);
         prop_assert!(b.local.prod - b.free_from < b.mirror.len() as u64);
@@ -201,7 +231,7 @@ proptest! {
             bytes[2..26].copy_from_slice(&m);
             let m = Cdc::parse(&bytes).unwrap();
             if let Ok(c) = a.conn.received(&m) {
-                prop_assert!(c.prod <= 16384 && c.cons <= a.local.prod);
+                prop_assert!(c.prod <= 16384 && c.cons <= a.local.prod && c.urgent <= c.prod);
             }
         }
     }
@@ -347,4 +377,96 @@ fn old_and_validating_messages_change_nothing() {
     let mut validation = Cdc { seq: 3, ..old.cdc };
     validation.flags.failover_validation = true;
     assert!(!b.conn.received(&validation).unwrap().news);
+}
+
+#[test]
+fn what_follows_an_urgent_byte_waits_until_that_is_read() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(2);
+    a.write_urgent(1);
+    a.write(2);
+    a.local.flags |= TX_DONE | TX_CLOSED;
+    a.post();
+    let m = a.flight[0].cdc;
+    assert!(m.flags.urgent_pending && m.flags.urgent_present);
+    assert_eq!(m.producer.count, 3);
+    assert!(!m.state.done && !m.state.closed, "there is more to come");
+    assert!(a.conn.withholds());
+    a.post();
+    assert_eq!(a.flight.len(), 1);
+    a.deliver(&mut b).unwrap();
+    assert_eq!(b.heard_marks, [3]);
+
+    b.read(2);
+    b.post();
+    assert!(b.flight.is_empty(), "the urgent byte is still unread");
+    b.read(1);
+    b.post();
+    assert_eq!(b.flight[0].cdc.consumer.count, 3, "an update at once");
+    assert!(!b.flight[0].cdc.flags.urgent_pending);
+    b.deliver(&mut a).unwrap();
+    // Without being asked: the program may have closed.
+    let m = a.flight[0].cdc;
+    assert_eq!(m.producer.count, 5);
+    assert!(!m.flags.urgent_pending && !m.flags.urgent_present);
+    assert!(m.state.done && m.state.closed && !a.conn.withholds());
+}
+
+#[test]
+fn a_second_urgent_byte_takes_the_place_of_an_unsent_one() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write_urgent(2);
+    a.post();
+    a.write_urgent(2);
+    a.write_urgent(2);
+    a.write(1);
+    a.post();
+    assert_eq!(a.flight.len(), 1);
+    a.deliver(&mut b).unwrap();
+    b.write(1);
+    b.read(2);
+    b.post();
+    b.deliver(&mut a).unwrap();
+    assert_eq!(a.flight[0].cdc.producer.count, 6);
+    a.deliver(&mut b).unwrap();
+    assert_eq!(b.heard_marks, [2, 6]);
+    a.post();
+    assert!(a.flight.is_empty());
+    b.read(4);
+    b.post();
+    b.deliver(&mut a).unwrap();
+    assert_eq!(a.flight[0].cdc.producer.count, 7);
+}
+
+#[test]
+fn a_message_tells_of_an_urgent_byte_to_come() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    b.write(10);
+    b.post();
+    b.flight[0].cdc.flags.update_requested = true;
+    a.write_urgent(1);
+    a.post();
+    b.deliver(&mut a).unwrap();
+    a.write_urgent(1);
+    a.read(10);
+    a.post();
+    let m = a.flight[1].cdc;
+    assert!(m.flags.urgent_pending && !m.flags.urgent_present);
+    assert_eq!((m.producer.count, m.consumer.count), (1, 10));
+}
+
+#[test]
+fn a_peer_that_has_closed_is_not_waited_for() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write_urgent(1);
+    a.post();
+    a.write_urgent(2);
+    a.write(1);
+    a.local.flags |= TX_CLOSED;
+    a.post();
+    a.deliver(&mut b).unwrap();
+    b.local.flags |= TX_CLOSED;
+    b.post();
+    b.deliver(&mut a).unwrap();
+    assert!(a.flight[0].cdc.state.closed && a.conn.over());
 }

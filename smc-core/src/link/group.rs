@@ -253,6 +253,7 @@ impl Group {
                 || !self.link.seg().pending[1].any()
                     && !state.stalled.any()
                     && state.flights.iter().all(|f| f.token == 0)
+                    && !state.entries.iter().flatten().any(|e| e.conn.withholds())
         })
     }
 
@@ -370,6 +371,9 @@ impl Group {
             Ok(changes) => {
                 let over = entry.conn.over();
                 self.publish(slot, &changes);
+                if changes.resume {
+                    self.send_due(state, slot);
+                }
                 if over {
                     self.end(state, slot);
                 }
@@ -387,6 +391,9 @@ impl Group {
     /// Stores what the peer said into the block.
     fn publish(&self, slot: u32, c: &Changes) {
         let [out, inc] = &self.link.block(slot).dir;
+        if inc.tx.urgent.load(Relaxed) != c.urgent {
+            inc.tx.urgent.store(c.urgent, SeqCst);
+        }
         inc.tx.prod.store(c.prod, Release);
         out.rx.cons.store(c.cons, Release);
         if c.flags != 0 {
@@ -445,6 +452,7 @@ impl Group {
         let local = Local {
             prod: out.tx.prod.load(Acquire),
             cons: inc.rx.cons.load(Acquire),
+            urgent: out.tx.urgent.load(Acquire),
             flags,
         };
         let Some(due) = entry.conn.next(local) else {
