@@ -358,6 +358,11 @@ impl Engine {
         }
     }
 
+    /// Whether program threads have taken the watch of a group's completions over.
+    pub(super) fn unwatched(&self) -> bool {
+        self.groups.iter().flatten().any(|group| !group.watched())
+    }
+
     /// Looks after link groups and handshakes. Returns when to look again, in milliseconds.
     pub(super) fn tend_rdma(&mut self) -> Option<i32> {
         if self.groups.is_empty() && self.handshakes.is_empty() {

@@ -185,6 +185,11 @@ impl LinkGroup {
         self.group.watch(data);
     }
 
+    /// See [`Group::watched`].
+    pub(super) fn watched(&self) -> bool {
+        self.group.watched()
+    }
+
     /// Device, port and GID.
     pub(super) fn choice(&self) -> &Choice {
         &self.device

@@ -215,7 +215,7 @@ impl Engine {
                 0
             } else if !self.leaving.is_empty() || self.flip_us > 0 {
                 1
-            } else if busy {
+            } else if busy || self.unwatched() {
                 next.map_or(table::BUSY_LOOK_MS, |ms: i32| ms.min(table::BUSY_LOOK_MS))
             } else {
                 next.unwrap_or(-1)

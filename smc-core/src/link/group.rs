@@ -221,6 +221,10 @@ impl Group {
             && self.watched.swap(false, Relaxed)
         {
             let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_DEL, fd, None);
+            // It takes the watch back when threads no longer look; so it must not be asleep for good. Either it is
+            // asleep already, or it finds that it doesn't watch.
+            fence(SeqCst);
+            node::ring_own(node::ENGINE_BELL);
         }
         fd
     }
@@ -244,6 +248,11 @@ impl Group {
             };
             let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_ADD, self.queue.fd(), Some(&ev));
         }
+    }
+
+    /// Whether the engine watches the channel.
+    pub fn watched(&self) -> bool {
+        self.watched.load(SeqCst)
     }
 
     /// Whether everything is sent and acknowledged, or never will be.
