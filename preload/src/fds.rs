@@ -31,6 +31,7 @@ hook_fd! {
     fn setsockopt(
         fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t,
     ) -> c_int = posix::setsockopt;
+    fn sockatmark(fd: c_int) -> c_int = posix::sockatmark;
     fn dup(fd: c_int) -> c_int = posix::dup;
 }
 

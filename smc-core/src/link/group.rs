@@ -30,6 +30,7 @@ use crate::fabric::verbs::{
 };
 use crate::lock::Lock;
 use crate::node::{self, Link};
+use crate::stream::Owner;
 use crate::sys::{self, NoCancel};
 use crate::wire::cdc::{self, Cdc};
 
@@ -102,6 +103,8 @@ pub struct Group {
     dozed: AtomicU64,
     /// The engine is wanted: an LLC message came, a connection has ended, or the queue pair has failed.
     attention: AtomicBool,
+    /// Connections to which urgent data has come, whose owners have not been sent SIGURG.
+    urgent: Bitmap,
 }
 
 // SAFETY: `state` is only touched under `lock`; the rest is Sync by itself.
@@ -149,6 +152,7 @@ impl Group {
             watching: Lock::new(),
             dozed: AtomicU64::new(0),
             attention: AtomicBool::new(false),
+            urgent: Bitmap::new(),
         })
     }
 
@@ -311,6 +315,31 @@ impl Group {
         self.serve();
     }
 
+    /// Has the engine send the signals that are due: the caller holds a lock that a handler might want.
+    pub fn signal_later(&self) {
+        if self.urgent.any() {
+            self.call_engine();
+        }
+    }
+
+    /// Finds out whom to send a SIGURG that is due, into `owner`. Where that is another than was found before, or
+    /// nothing can be found out now, the engine is called to try again.
+    pub fn urgent_owner(&self, owner: &mut Option<Owner>) {
+        if !self.urgent.any() {
+            return;
+        }
+        let left = Bitmap::new();
+        self.urgent.drain(|slot| {
+            if self.link.sock(slot).is_some_and(|s| !s.urgent_owner(owner)) {
+                left.set(slot);
+            }
+        });
+        if left.any() {
+            left.drain(|slot| self.urgent.set(slot));
+            self.call_engine();
+        }
+    }
+
     fn poll_locked(&self, state: &mut State) -> bool {
         let mut news = false;
         loop {
@@ -402,6 +431,11 @@ impl Group {
         let [out, inc] = &self.link.block(slot).dir;
         if inc.tx.urgent.load(Relaxed) != c.urgent {
             inc.tx.urgent.store(c.urgent, SeqCst);
+            fence(SeqCst);
+            if let Some(s) = self.link.sock(slot) {
+                s.urgent_comes();
+            }
+            self.urgent.set(slot);
         }
         inc.tx.prod.store(c.prod, Release);
         out.rx.cons.store(c.cons, Release);

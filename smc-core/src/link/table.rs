@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
 use super::Group;
+use crate::stream::Owner;
 use crate::{node, sys};
 
 /// Most link groups of one node.
@@ -20,24 +21,37 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Looks at completion queues by threads other than the engine's; lets the engine see that it is not needed.
 static POLLS: AtomicU32 = AtomicU32::new(0);
 
-/// Looks at the completion queues of all link groups, and routes what has arrived. One load when there are
-/// none. True: something has.
+/// Looks at the completion queues of all link groups, and routes what has arrived; signals may be sent. One load
+/// when there are none. True: something has. Not under a stream's locks: see [`poll_inside`].
 #[inline]
 pub fn poll() -> bool {
     if COUNT.load(Relaxed) == 0 {
         return false;
     }
-    POLLS.fetch_add(1, Relaxed);
-    poll_all()
+    poll_all(Group::urgent_owner)
+}
+
+/// As [`poll`], under a stream's lock: the engine sends the signals.
+pub fn poll_inside() -> bool {
+    poll_all(|g, _| g.signal_later())
 }
 
 #[cold]
-fn poll_all() -> bool {
-    let Some(_g) = node::dispatch_lock().try_lock() else {
+fn poll_all(signal: impl Fn(&Group, &mut Option<Owner>)) -> bool {
+    POLLS.fetch_add(1, Relaxed);
+    let Some(locked) = node::dispatch_lock().try_lock() else {
         return false;
     };
-    let mut news = false;
-    each(|g| news |= g.poll());
+    let (mut news, mut owner) = (false, None);
+    each(|g| {
+        news |= g.poll();
+        signal(g, &mut owner);
+    });
+    drop(locked);
+    // Now: a handler of this thread may run here.
+    if let Some(owner) = owner {
+        owner.send_sigurg();
+    }
     news
 }
 
@@ -130,11 +144,16 @@ pub fn arm() {
 
 #[cold]
 fn arm_all() {
+    let mut owner = None;
     if let Some(_g) = node::dispatch_lock().lock() {
         each(|g| {
             g.arm();
             g.poll();
+            g.urgent_owner(&mut owner);
         });
+    }
+    if let Some(owner) = owner {
+        owner.send_sigurg();
     }
 }
 

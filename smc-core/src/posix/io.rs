@@ -109,10 +109,16 @@ unsafe fn input(
         Entry::Private => return fail(Errno::EBADF),
     };
     let mut real = Some(real);
-    if flags & MSG_OOB != 0 {
-        pin(s, Reason::Urgent);
-    }
     loop {
+        if flags & MSG_OOB != 0 {
+            // SAFETY: the caller's list.
+            match unsafe { urgent_input(s, fd, iov, flags) } {
+                Some(Err(Errno::ESTALE)) if crate::fds::is_sock(fd, s) => continue,
+                Some(Err(Errno::ESTALE)) => return real.take().map_or(-1, |f| f()),
+                Some(r) => return give(r),
+                None => {}
+            }
+        }
         let count = flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE) == 0;
         if let Some(r) = plain(s, Way::In, &mut real, count) {
             return r;
@@ -130,6 +136,25 @@ unsafe fn input(
     }
 }
 
+/// recv(2) with MSG_OOB on an SMC-R connection. `None`: it is another, and now on TCP.
+///
+/// # Safety
+/// The list must describe writable memory (unless MSG_TRUNC discards).
+#[cold]
+unsafe fn urgent_input(
+    s: &'static Sock,
+    fd: c_int,
+    iov: &[iovec],
+    flags: c_int,
+) -> Option<sys::Result<usize>> {
+    if s.fixed() {
+        // SAFETY: promised by the caller.
+        return Some(unsafe { s.recv_urgent(fd, iov, flags) });
+    }
+    pin(s, Reason::Urgent);
+    None
+}
+
 unsafe fn output(
     e: Entry,
     fd: c_int,
@@ -143,10 +168,10 @@ unsafe fn output(
         Entry::Private => return fail(Errno::EBADF),
     };
     let mut real = Some(real);
-    if flags & MSG_OOB != 0 {
-        pin(s, Reason::Urgent);
-    }
     loop {
+        if flags & MSG_OOB != 0 && !s.fixed() {
+            pin(s, Reason::Urgent);
+        }
         if let Some(r) = plain(s, Way::Out, &mut real, true) {
             return r;
         }
@@ -313,7 +338,7 @@ pub unsafe fn recvmsg(
         })
     };
     if r >= 0 && !by_kernel {
-        m.msg_flags = 0;
+        m.msg_flags = flags & MSG_OOB;
         m.msg_controllen = 0;
         m.msg_namelen = 0;
     }

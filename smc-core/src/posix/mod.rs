@@ -21,7 +21,7 @@ pub use life::{
     accept, bind, close, close_range, closefrom, connect, dup, dup2, dup3, epoll_create, fdopen,
     listen, shutdown, socket,
 };
-pub use option::{fcntl, getsockopt, ioctl, setsockopt};
+pub use option::{fcntl, getsockopt, ioctl, setsockopt, sockatmark};
 pub use process::{
     after_failed_exec, before_exec, before_spawn, exiting, fork, received_fds, sending_fds,
 };

@@ -13,6 +13,8 @@ use crate::sys::Errno;
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
 const SIOCOUTQ: c_ulong = 0x5411;
+/// asm/sockios.h
+const SIOCATMARK: c_ulong = 0x8905;
 
 fn set_nonblock(s: &Sock, on: bool) {
     if on {
@@ -92,6 +94,26 @@ pub unsafe fn ioctl(
             }
             r
         }
+        SIOCATMARK if s.fixed() => {
+            let r = real();
+            if r == 0
+                && let Ok(at) = s.at_mark()
+            {
+                // SAFETY: as above.
+                unsafe { *value = c_int::from(at) };
+            }
+            r
+        }
+        _ => real(),
+    }
+}
+
+/// sockatmark(3).
+pub fn sockatmark(e: Entry, fd: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    let _ = fd;
+    match e {
+        Entry::Sock(s) if s.fixed() => s.at_mark().map_or_else(|_| real(), c_int::from),
+        Entry::Private => fail(Errno::EBADF) as c_int,
         _ => real(),
     }
 }

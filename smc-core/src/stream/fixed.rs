@@ -10,7 +10,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use libc::{POLLERR, POLLHUP, POLLRDHUP};
+use libc::{POLLERR, POLLHUP, POLLPRI, POLLRDHUP};
 
 use super::mask::{IN, OUT};
 use super::rx::RingEnd;
@@ -37,12 +37,14 @@ impl Sock {
             d.tx.switches.store(1, Relaxed);
             d.rx.passed.store(1, Relaxed);
         }
+        self.rx.urgent.reset();
         self.attach(link, slot, tx_ring, rx_ring);
         self.tx.switches.store(1, Relaxed);
         self.rx.passed.store(1, Relaxed);
         if let Some((link, slot)) = limbo {
             link.vacate(slot, self);
         }
+        self.urgent_came_before();
     }
 
     /// Puts a connection into limbo, whose epoll registrations are taken over. False: it is closed, or not plain.
@@ -97,6 +99,7 @@ impl Sock {
         tx_ring: Ring,
         rx_ring: Ring,
     ) -> bool {
+        let mut owner = None;
         {
             let (Some(_t), Some(_r)) = (self.tx.lock.lock(), self.rx.lock.lock()) else {
                 return false;
@@ -112,6 +115,10 @@ impl Sock {
             self.with_fd(|fd| self.shut_down_late(fd));
             let _w = self.watch.lock();
             self.renotify();
+            self.owner_due(&mut owner);
+        }
+        if let Some(owner) = owner {
+            owner.send_sigurg();
         }
         self.on_event();
         true
@@ -235,7 +242,7 @@ impl Sock {
         let flags = self.inc().tx.flags.load(Acquire);
         if !gone && flags & (TX_DONE | TX_CLOSED) == 0 && !self.has(F_SHUT_RD) {
             // A look at the completion queue costs less than another turn of the caller's.
-            if !crate::link::table::poll() || self.locate()? == Want::RingEmpty {
+            if !crate::link::table::poll_inside() || self.locate()? == Want::RingEmpty {
                 return Err(Errno::EAGAIN);
             }
             return Ok(RingEnd::Retry);
@@ -265,8 +272,11 @@ impl Sock {
             if !self.managed() {
                 return 0;
             }
-            if matches!(self.locate(), Ok(Want::Ring(_))) {
+            if matches!(self.locate_data(), Ok(Want::Ring(_))) {
                 m |= IN;
+            }
+            if self.urgent_unread() {
+                m |= POLLPRI;
             }
         }
         let flags = self.inc().tx.flags.load(Acquire);

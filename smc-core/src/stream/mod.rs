@@ -13,6 +13,7 @@
 //!
 //! - `life`: publication, attachment to a link, the end; `idle`: giving the buffers of an idle connection back;
 //! - `tx`: sending; `rx`: receiving; `switch`: evidence, upgrade, downgrade;
+//! - `urgent`: urgent data of SMC-R connections;
 //! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
 mod fixed;
@@ -24,6 +25,7 @@ mod rx;
 mod signals;
 mod switch;
 mod tx;
+mod urgent;
 mod wait;
 
 use core::cell::UnsafeCell;
@@ -42,6 +44,7 @@ use crate::ring::Ring;
 pub use rx::Want;
 pub use signals::after_fork_child;
 pub use switch::Downgrade;
+pub use urgent::Owner;
 pub use wait::spin;
 
 /// Not in use.
@@ -73,6 +76,8 @@ pub const F_LEFT: u32 = 128;
 pub const F_TIMEOUT: u32 = 2048;
 /// A listener whose SYN-ACKs offer SMC-R.
 pub const F_OFFERS: u32 = 1024;
+/// There is an urgent mark that reading has not passed (see `urgent`).
+const F_URGENT: u32 = 2048;
 /// An epoll registration could not be taken over: the connection must go back to TCP.
 const F_CANT_SERVE: u32 = 256;
 /// The upgrade waits until a one-shot registration is armed.
@@ -131,6 +136,7 @@ pub struct Rx {
     error: AtomicU32,
     /// The reset of a connection that can't go back to TCP has been reported: once, as TCP does.
     reset_told: AtomicU32,
+    urgent: urgent::Mark,
 }
 
 impl Tx {

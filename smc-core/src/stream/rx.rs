@@ -6,7 +6,7 @@ use core::sync::atomic::fence;
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
 use super::tx::sub_list;
-use super::{F_BROKEN, F_LEFT, F_SHUT_RD, Sock};
+use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
 use crate::ring::{Ring, iov_len};
@@ -97,15 +97,18 @@ impl Sock {
                 }
                 continue;
             };
-            if self.has(F_LEFT) {
-                self.try_detach();
+            if self.has(F_LEFT | F_URGENT) {
+                if self.has(F_LEFT) {
+                    self.try_detach();
+                }
+                self.signal_urgent();
             }
             match r {
                 Ok(0) => return Ok(done),
                 Ok(n) if peek => {
                     // A peek starts over each time; WAITALL wants it long enough, if that can be.
                     let most = total.min(self.rx_ring().size() as usize);
-                    if !all || nonblock || n >= most {
+                    if !all || nonblock || n >= most || self.stops_at_mark(n) {
                         return Ok(n);
                     }
                     match wait.sleep_for_more() {
@@ -115,10 +118,11 @@ impl Sock {
                 }
                 Ok(n) => {
                     done += n;
-                    if done >= total || !all {
+                    if done >= total || !all || self.stops_at_mark(0) {
                         return Ok(done);
                     }
                 }
+                Err(_) if done > 0 && self.stops_at_mark(0) => return Ok(done),
                 Err(Errno::EAGAIN) if !nonblock && (done == 0 || all) => match wait.sleep() {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
@@ -188,10 +192,18 @@ impl Sock {
         flags: i32,
     ) -> Result<usize> {
         loop {
-            if self.has(F_BROKEN) {
-                return Err(Errno::ECONNRESET);
+            let mut want = self.locate()?;
+            let special = self.has(F_BROKEN | F_URGENT);
+            if special {
+                if self.has(F_BROKEN) {
+                    return Err(Errno::ECONNRESET);
+                }
+                want = self.locate_before_mark()?;
+                if skip > 0 && self.stops_at_mark(0) {
+                    return Err(Errno::EAGAIN);
+                }
             }
-            match self.locate()? {
+            match want {
                 Want::Frozen => return Err(Errno::EAGAIN),
                 Want::Ring(avail) => {
                     let n = avail.min(total - skip);
@@ -203,6 +215,9 @@ impl Sock {
                     }
                     if flags & MSG_PEEK == 0 {
                         self.consume(pos, n);
+                        if special {
+                            self.mind_mark();
+                        }
                     }
                     return Ok(n);
                 }
@@ -296,7 +311,7 @@ impl Sock {
     }
 
     /// Moves the consumer cursor over `n` bytes of the ring.
-    fn consume(&self, pos: u64, n: usize) {
+    pub(super) fn consume(&self, pos: u64, n: usize) {
         let dir = self.inc();
         let pos = pos + n as u64;
         self.rx.rmb.fetch_add(n as u64, Relaxed);
@@ -444,6 +459,9 @@ impl Sock {
             if !self.managed() {
                 return Err(Errno::ESTALE);
             }
+            if self.has(F_URGENT) {
+                return self.readable_to_mark();
+            }
             let at = self.locate()?;
             let kernel = sys::ioctl_int(fd, libc::FIONREAD)? as usize;
             let (dir, pos) = (self.inc(), self.rx.off());
@@ -504,7 +522,7 @@ impl Sock {
         if !crate::fds::is_sock(fd, self) || !self.managed() {
             return Err(Errno::ESTALE);
         }
-        match self.locate()? {
+        match self.locate_data()? {
             Want::Frozen => Err(Errno::EAGAIN),
             Want::Tcp(b) => Ok(Err(b)),
             Want::RingEmpty => match self.ring_ended(fd)? {

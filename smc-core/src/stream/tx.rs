@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
-use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, iovec};
+use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, iovec};
 
 use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock};
 use crate::fabric::shm::{TX_BLOCKED, TX_CLOSED};
@@ -175,6 +175,9 @@ impl Sock {
             // SAFETY: `n` bytes fit between the cursors, where the receiver does not read; the list
             // is as promised.
             unsafe { self.tx_ring().write(off, iov, skip, n) };
+            if flags & MSG_OOB != 0 {
+                self.mark_urgent(off + n as u64, n == total - skip, flags);
+            }
             self.commit_tx(off, n);
             return Ok(n);
         }
@@ -292,7 +295,7 @@ impl Sock {
         if !self.flush_backlog(fd)? {
             return Err(Errno::EAGAIN);
         }
-        let pass = MSG_MORE | libc::MSG_OOB | libc::MSG_DONTROUTE | libc::MSG_ZEROCOPY;
+        let pass = MSG_MORE | MSG_OOB | libc::MSG_DONTROUTE | libc::MSG_ZEROCOPY;
         let flags = (flags & pass) | MSG_DONTWAIT | MSG_NOSIGNAL;
         let (list, n) = sub_list(iov, skip, total - skip);
         // SAFETY: the sub-list is part of the caller's list.
