@@ -14,6 +14,7 @@ use super::run::Engine;
 use super::tasks::IMMEDIATE;
 use super::{COUNTERS, ENDING};
 use crate::fabric::verbs::Choice;
+use crate::link::llc::RkeyError;
 use crate::negotiate::clc::{
     Action, Client, Established, Local, Outcome, Prepared, Server, Side, server,
 };
@@ -397,7 +398,12 @@ impl Engine {
                         .iter()
                         .find(|(g, (t, _))| h.place.is_some_and(|p| p.0 == *g) && *t == token);
                     if let Some((_, (_, result))) = answer {
-                        self.rkey_confirmed(&mut h, result.is_ok());
+                        self.rkey_confirmed(&mut h, *result);
+                    } else if let Some((g, _)) = h.place
+                        && self.group(g).is_ok_and(|g| g.rkey_waits(token))
+                    {
+                        // The time for the answer begins when it is asked for.
+                        h.machine.rkey_sent(now);
                     }
                 }
                 Wait::Group(g, request, until) => {
@@ -437,15 +443,19 @@ impl Engine {
         Some(i32::try_from(next.as_millis() + 1).unwrap_or(i32::MAX))
     }
 
-    fn rkey_confirmed(&mut self, h: &mut Handshake, ok: bool) {
+    fn rkey_confirmed(&mut self, h: &mut Handshake, result: Result<(), RkeyError>) {
+        if let Err(e) = result {
+            log::info!("SMC-R handshake: {e}");
+        }
         h.wait = Wait::Nothing;
         let now = Instant::now();
         let Some((g, slot)) = h.place else { return };
         let end = self.group(g).ok().and_then(|g| g.end(slot));
         match end {
-            Some(end) if ok => h
-                .machine
-                .prepared(Prepared { end, direct: true }, false, now),
+            Some(end) if result.is_ok() => {
+                h.machine
+                    .prepared(Prepared { end, direct: true }, false, now)
+            }
             _ => h.machine.decline(Diagnosis::ErrRegBuf, now),
         }
     }

@@ -348,6 +348,11 @@ impl LinkGroup {
         false
     }
 
+    /// Whether the announcement of an RMB still waits for its turn.
+    pub(super) fn rkey_waits(&self, rtoken: Rtoken) -> bool {
+        self.llc.as_ref().is_some_and(|llc| llc.rkey_waits(rtoken))
+    }
+
     /// The peer knows the RMB: CLC has told it.
     pub(super) fn announced(&mut self, rtoken: Rtoken) {
         if !self.known.contains(&rtoken) {

@@ -251,6 +251,11 @@ impl Llc {
         self.local(Request::Confirm(token), now);
     }
 
+    /// Whether the announcement of this RMB still waits for its turn.
+    pub fn rkey_waits(&self, token: Rtoken) -> bool {
+        self.rkeys.waits(Request::Confirm(token))
+    }
+
     /// Takes an own RMB back after both sides have closed the connection. [`Action::DeleteRkeyDone`] follows.
     pub fn delete_rkey(&mut self, rkey: u32, now: Instant) {
         self.local(Request::Delete(rkey), now);

@@ -80,6 +80,11 @@ impl RkeyFlows {
         Ok(())
     }
 
+    /// Whether a request has not been sent yet.
+    pub(super) fn waits(&self, request: Request) -> bool {
+        self.waiting.iter().any(|(r, _)| *r == request)
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }

@@ -385,8 +385,11 @@ fn own_requests_wait_for_the_link_and_end_with_it() {
     client.llc.confirm_rkey(token(1, 0), client.now);
     client.llc.confirm_rkey(token(2, 0), client.now);
     assert_eq!(client.actions(), []);
+    let waits = |client: &Rig| [1, 2].map(|rkey| client.llc.rkey_waits(token(rkey, 0)));
+    assert_eq!(waits(&client), [true, true]);
     client.receive("confirm-link-req");
     assert_eq!(client.actions()[3..], [sends_hex("262c0000 00 00000001")]);
+    assert_eq!(waits(&client), [false, true]);
     client.llc.link_failed();
     client.llc.delete_rkey(3, client.now);
     let lost = |rkey| Action::ConfirmRkeyDone {
