@@ -319,7 +319,12 @@ impl LinkGroup {
     }
 
     /// Starts the LLC part of first contact: CONFIRM LINK.
-    pub(super) fn confirm_link(&mut self, max_links: u8, max_conns: u8) {
+    pub(super) fn confirm_link(
+        &mut self,
+        max_links: u8,
+        max_conns: u8,
+        keepalive: Option<Duration>,
+    ) {
         self.max_conns = max_conns;
         let config = Config {
             role: self.role,
@@ -330,7 +335,7 @@ impl LinkGroup {
             link_uid: self.qpn().get(),
             max_links,
             max_conns,
-            keepalive: Some(crate::link::llc::KEEPALIVE),
+            keepalive,
         };
         self.llc = Some(Llc::new(config, Instant::now()));
         self.run_llc();

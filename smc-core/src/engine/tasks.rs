@@ -10,6 +10,7 @@ use super::run::Engine;
 use crate::fabric::verbs::{self, Choice};
 use crate::link::llc;
 use crate::negotiate::clc::{Prepared, Terms, server};
+use crate::negotiate::remote;
 use crate::observe::status::LinkGroupStatus;
 use crate::wire::clc::{AcceptConfirm, Diagnosis};
 use crate::wire::{Mtu, SystemId};
@@ -34,6 +35,11 @@ impl From<verbs::Error> for Refusal {
     fn from(e: verbs::Error) -> Refusal {
         Refusal::Rdma(e)
     }
+}
+
+/// Silence after which a link is tested.
+fn keepalive() -> Option<Duration> {
+    remote::remote().and_then(|r| r.smc_r().keepalive())
 }
 
 impl Engine {
@@ -152,7 +158,7 @@ impl Engine {
             mtu: accept.end.mtu.min(mtu),
         })?;
         h.rings = Some(group.complete(slot, &accept.end)?);
-        group.confirm_link(terms.max_links, terms.max_conns);
+        group.confirm_link(terms.max_links, terms.max_conns, keepalive());
         h.machine
             .prepared(Prepared { end, direct: true }, true, Instant::now());
         Ok(())
@@ -260,7 +266,8 @@ impl Engine {
                 mtu: confirm.end.mtu,
             })?;
             group.ready_to_send()?;
-            group.confirm_link(request.terms.max_links, request.terms.max_conns);
+            let terms = request.terms;
+            group.confirm_link(terms.max_links, terms.max_conns, keepalive());
             h.wait = Wait::Link;
             self.check_link(h);
         } else {

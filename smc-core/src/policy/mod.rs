@@ -28,6 +28,7 @@ pub use error::PolicyError;
 pub use rule::{Action, Glob, Rule, Tunables};
 pub use size::format as format_size;
 
+use crate::link::llc;
 use crate::observe::log::warning;
 use crate::observe::reason::Reason;
 use crate::wire::Eid;
@@ -36,6 +37,7 @@ use std::fs::File;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 
 /// The policy file if `XSMC_CONFIG` names no other.
 pub const DEFAULT_PATH: &str = "/etc/xsmc.toml";
@@ -165,23 +167,31 @@ impl Upgrade {
     }
 }
 
-/// Reads `XSMC_IDLE_MS`; unset or empty is `None`, and so is, with a warning, what is no such number.
+/// Reads `XSMC_IDLE_MS`: milliseconds in the range of [`Tunables::idle_ms`].
 fn idle_from_env() -> Option<u32> {
-    let word = crate::env::get("XSMC_IDLE_MS").filter(|word| !word.is_empty())?;
-    let idle_ms = word.to_str().and_then(parse_idle_ms);
-    if idle_ms.is_none() {
-        warning(format_args!(
-            "XSMC_IDLE_MS={word:?} is ignored; use a number from 0 to {}",
-            rule::limits::IDLE_MS_MAX
-        ));
-    }
-    idle_ms
+    ms_from_env("XSMC_IDLE_MS", rule::limits::IDLE_MS_MAX)
 }
 
-/// Milliseconds in the range of [`Tunables::idle_ms`].
-fn parse_idle_ms(word: &str) -> Option<u32> {
+/// Reads `XSMC_KEEPALIVE_MS`: milliseconds in the range of [`SmcR::keepalive_ms`].
+fn keepalive_from_env() -> Option<u32> {
+    ms_from_env("XSMC_KEEPALIVE_MS", SmcR::KEEPALIVE_MS_MAX)
+}
+
+/// A number of milliseconds; unset or empty is `None`, and so is, with a warning, what is no number up to `max`.
+fn ms_from_env(name: &str, max: u64) -> Option<u32> {
+    let word = crate::env::get(name).filter(|word| !word.is_empty())?;
+    let ms = word.to_str().and_then(|word| parse_ms(word, max));
+    if ms.is_none() {
+        warning(format_args!(
+            "{name}={word:?} is ignored; use a number from 0 to {max}"
+        ));
+    }
+    ms
+}
+
+fn parse_ms(word: &str, max: u64) -> Option<u32> {
     let ms = word.parse::<u32>().ok()?;
-    (u64::from(ms) <= rule::limits::IDLE_MS_MAX).then_some(ms)
+    (u64::from(ms) <= max).then_some(ms)
 }
 
 /// Where a policy comes from.
@@ -209,17 +219,37 @@ pub struct Policy {
 }
 
 /// What the policy says of SMC-R, between hosts.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct SmcR {
     /// Enterprise ids: a peer needs one of them too. None: nothing is offered to other hosts.
     pub ueids: Vec<Eid>,
     /// The RDMA device to use; `None`: the one whose network device has the connection's local address.
     pub device: Option<String>,
+    /// Milliseconds of silence after which a link is tested, up to a day; 0: never.
+    pub keepalive_ms: u32,
 }
 
 impl SmcR {
     /// Most UEIDs of a host (as in Linux).
     pub const UEIDS: usize = 4;
+    /// A day.
+    pub(crate) const KEEPALIVE_MS_MAX: u64 = 86_400_000;
+
+    /// Silence after which a link is tested: what `XSMC_KEEPALIVE_MS` says, else the policy; `None`: never.
+    pub fn keepalive(&self) -> Option<Duration> {
+        let ms = keepalive_from_env().unwrap_or(self.keepalive_ms);
+        (ms > 0).then(|| Duration::from_millis(ms.into()))
+    }
+}
+
+impl Default for SmcR {
+    fn default() -> SmcR {
+        SmcR {
+            ueids: Vec::new(),
+            device: None,
+            keepalive_ms: llc::KEEPALIVE.as_millis() as u32,
+        }
+    }
 }
 
 /// What the policy says about one connection.

@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["defaults", "rule", "smc-r"];
-const SMC_R_KEYS: &[&str] = &["ueid", "device"];
+const SMC_R_KEYS: &[&str] = &["ueid", "device", "keepalive_ms"];
 const DEFAULT_KEYS: &[&str] = &[
     "action",
     "rmb_size",
@@ -183,6 +183,10 @@ impl Reader<'_> {
                     "\"mlx5_0\" (smctl device lists them)",
                 ),
             }
+        }
+        let max = SmcR::KEEPALIVE_MS_MAX;
+        if let Some(ms) = self.number(table, "keepalive_ms", 0, max, "30000") {
+            out.keepalive_ms = ms as u32;
         }
         out
     }

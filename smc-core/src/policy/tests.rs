@@ -258,10 +258,11 @@ fn idle_environment() {
     assert_eq!(idle_ms(&base), 7);
     assert_eq!(idle_ms(&base.clone().with_idle_ms(None)), 7);
     assert_eq!(idle_ms(&base.with_idle_ms(Some(0))), 0);
-    assert_eq!(parse_idle_ms("250"), Some(250));
-    assert_eq!(parse_idle_ms("86400000"), Some(86_400_000));
+    const MAX: u64 = rule::limits::IDLE_MS_MAX;
+    assert_eq!(parse_ms("250", MAX), Some(250));
+    assert_eq!(parse_ms("86400000", MAX), Some(86_400_000));
     for word in ["86400001", "-1", "1s", ""] {
-        assert_eq!(parse_idle_ms(word), None, "{word}");
+        assert_eq!(parse_ms(word, MAX), None, "{word}");
     }
 }
 
@@ -555,4 +556,20 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn keepalive() {
+    let of = |text: &str| policy(text).smc_r().keepalive();
+    assert_eq!(of(""), Some(Duration::from_secs(30)));
+    assert_eq!(
+        of("[smc-r]\nkeepalive_ms = 250\n"),
+        Some(Duration::from_millis(250))
+    );
+    assert_eq!(of("[smc-r]\nkeepalive_ms = 0\n"), None);
+    assert_eq!(
+        problems("[smc-r]\nkeepalive_ms = 86400001\n").len(),
+        1,
+        "more than a day"
+    );
 }
