@@ -330,9 +330,7 @@ impl Engine {
             return;
         }
         COUNTERS.opens_accepted.fetch_add(1, Relaxed);
-        let data = super::run::EV_TCP | u64::from(h.index);
-        let events = libc::EPOLLRDHUP | libc::EPOLLONESHOT;
-        s.with_fd(|fd| super::run::watch(self.epfd, fd, events, data));
+        self.watch_tcp(s);
     }
 
     /// Gives back what a handshake has made.
@@ -369,7 +367,7 @@ impl Engine {
         if self.groups.is_empty() && self.handshakes.is_empty() {
             return None;
         }
-        let mut next: Option<Instant> = None;
+        let mut next = self.tend_partings();
         let mut note = |at: Option<Instant>| {
             if let Some(at) = at {
                 next = Some(next.map_or(at, |n| n.min(at)));
@@ -466,19 +464,6 @@ impl Engine {
             group.clear_events();
         }
         node::dispatch();
-    }
-
-    /// The TCP connection of an SMC-R one has changed its state.
-    pub(super) fn tcp_changed(&mut self, index: u32) {
-        if let Some(s) = stream::POOL.get(index)
-            && s.fixed()
-            && !s.limbo()
-        {
-            let reset = s.with_fd(|fd| TcpInfo::of(fd).map_or(true, |t| t.closed()));
-            if reset == Some(true) && !s.has(stream::F_SHUT_WR) {
-                s.rdma_reset();
-            }
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
 //!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`,
-//!   `rdma`: SMC-R with other hosts; `status`: the answer to `smctl status`.
+//!   `rdma`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
 mod handshake;
 mod idle;
@@ -14,6 +14,7 @@ mod ipc;
 mod link;
 mod machine;
 mod open;
+mod parting;
 mod peer;
 mod rdma;
 mod run;

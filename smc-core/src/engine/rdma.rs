@@ -428,6 +428,15 @@ impl LinkGroup {
         self.group.kick(slot);
     }
 
+    /// The peer will say nothing more about a connection.
+    pub(super) fn lost(&self, slot: u32) {
+        self.group.with(|s| {
+            if let Some(entry) = s.get(slot) {
+                entry.conn.lost();
+            }
+        });
+    }
+
     /// Gives back what a connection used: it has ended, or never began.
     pub(super) fn release(&mut self, slot: u32) {
         self.group.with(|s| s.remove(slot));

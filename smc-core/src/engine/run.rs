@@ -107,6 +107,8 @@ pub(super) struct Engine {
     pub(super) groups: Vec<Option<Box<super::rdma::LinkGroup>>>,
     /// Those that have ended last.
     pub(super) ended_groups: VecDeque<LinkGroupStatus>,
+    /// SMC-R connections whose FIN has come before their end was told.
+    pub(super) partings: Vec<super::parting::Parting>,
     /// Open RDMA devices.
     pub(super) devices: Vec<super::rdma::Device>,
     /// Our name in CLC: unique to this process.
@@ -194,6 +196,7 @@ impl Engine {
             handshakes: Vec::new(),
             groups: Vec::new(),
             ended_groups: VecDeque::new(),
+            partings: Vec::new(),
             devices: Vec::new(),
             system_id: SystemId(id.get().to_be_bytes()),
             flip_us,

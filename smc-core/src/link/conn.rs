@@ -322,6 +322,11 @@ impl Conn {
         }
     }
 
+    /// The peer is gone, as if it had sent an abort.
+    pub fn lost(&mut self) {
+        self.heard.abort = true;
+    }
+
     /// Has an abort sent.
     pub fn abort(&mut self) {
         self.broken = true;

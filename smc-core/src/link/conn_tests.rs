@@ -470,3 +470,13 @@ fn a_peer_that_has_closed_is_not_waited_for() {
     b.deliver(&mut a).unwrap();
     assert!(a.flight[0].cdc.state.closed && a.conn.over());
 }
+
+#[test]
+fn over_once_closed_after_the_peer_was_lost() {
+    let (mut a, _) = pair(0, 0, 0);
+    a.conn.lost();
+    assert!(!a.conn.over(), "the program has not closed");
+    a.local.flags = TX_CLOSED;
+    assert!(a.conn.next(a.local).is_some());
+    assert!(a.conn.over());
+}
