@@ -9,6 +9,9 @@
 use core::mem::{MaybeUninit, size_of, zeroed};
 use core::ptr::{NonNull, null};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use libc::{c_int, epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
 use syscalls::{Sysno, syscall};
@@ -436,11 +439,49 @@ pub fn poll_many(fds: &mut [pollfd]) -> Result<usize> {
 
 /// Inode of a descriptor: identifies the socket behind it.
 pub fn inode(fd: c_int) -> Result<u64> {
+    stat(fd).map(|st| st.st_ino)
+}
+
+/// How many names an open file has; 0: it was removed.
+pub fn links(fd: c_int) -> Result<u64> {
+    stat(fd).map(|st| st.st_nlink)
+}
+
+fn stat(fd: c_int) -> Result<libc::stat> {
     // SAFETY: an all-zero stat is valid to be overwritten.
     let mut st: libc::stat = unsafe { zeroed() };
     // SAFETY: `st` is a writable struct stat.
     unsafe { syscall!(Sysno::fstat, fd, &mut st as *mut libc::stat) }?;
-    Ok(st.st_ino)
+    Ok(st)
+}
+
+/// An inotify(7) descriptor that becomes readable when a file loses its name (or its attributes change).
+pub fn watch_links(path: &Path) -> Result<c_int> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+    let flags = libc::IN_CLOEXEC | libc::IN_NONBLOCK;
+    // SAFETY: touches no memory.
+    let fd = unsafe { syscall!(Sysno::inotify_init1, flags) }? as c_int;
+    // SAFETY: the path is a string that ends with NUL.
+    let added = unsafe { syscall!(Sysno::inotify_add_watch, fd, path.as_ptr(), libc::IN_ATTRIB) };
+    match added {
+        Ok(_) => Ok(fd),
+        Err(e) => {
+            close(fd);
+            Err(e)
+        }
+    }
+}
+
+/// Reads and forgets what a non-blocking descriptor has. True: there was something.
+pub fn drain(fd: c_int) -> bool {
+    let mut bytes = [0u8; 4096];
+    let mut any = false;
+    // SAFETY: `bytes` is writable for its length.
+    while unsafe { syscall!(Sysno::read, fd, bytes.as_mut_ptr(), bytes.len()) }.is_ok_and(|n| n > 0)
+    {
+        any = true;
+    }
+    any
 }
 
 /// Kernel thread id.

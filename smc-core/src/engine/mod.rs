@@ -6,8 +6,9 @@
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
 //!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`,
-//!   `rdma`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
+//!   `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
+mod device;
 mod handshake;
 mod idle;
 mod ipc;

@@ -14,11 +14,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::device::Device;
 use super::peer::reset_block;
 use crate::fabric::mapping;
 use crate::fabric::shm::{SEGMENT_LEN, TX_ABORT, TX_BLOCKED, TX_CLOSED};
 use crate::fabric::verbs::{
-    self, Access, Choice, Context, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
+    self, Access, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
     SEND_DEPTH,
 };
 use crate::link::conn::{self, Conn};
@@ -37,29 +38,6 @@ use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
 
 /// How long a group that is down may take to send what it has to say last.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// An open device with its protection domain.
-pub(super) struct Device {
-    context: Arc<Context>,
-    domain: Arc<ProtectionDomain>,
-}
-
-impl Device {
-    pub(super) fn open(name: &str) -> Result<Device, verbs::Unusable> {
-        let context = Context::open(name)?;
-        let domain = ProtectionDomain::new(&context)?;
-        Ok(Device { context, domain })
-    }
-
-    pub(super) fn name(&self) -> &str {
-        self.context.name()
-    }
-
-    /// The path MTU that a port allows.
-    pub(super) fn mtu(&self, port: u8) -> verbs::Result<Mtu> {
-        Ok(self.context.port(port)?.mtu)
-    }
-}
 
 /// The peer's end of a link, as its Accept or Confirm says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,11 +107,11 @@ impl LinkGroup {
         peer: SystemId,
         epfd: i32,
     ) -> verbs::Result<LinkGroup> {
-        let queue = Queue::new(&device.context, SEND_DEPTH + RECEIVE_DEPTH)?;
-        let qp = QueuePair::new(&device.domain, &queue, &queue)?;
+        let queue = Queue::new(device.context(), SEND_DEPTH + RECEIVE_DEPTH)?;
+        let qp = QueuePair::new(device.domain(), &queue, &queue)?;
         qp.to_init(choice.port)?;
         qp.post_receives()?;
-        let no_memory = |errno| verbs::Error::of("mmap", &device.context, errno);
+        let no_memory = |errno| verbs::Error::of("mmap", device.context(), errno);
         let seg = sys::map(-1, SEGMENT_LEN).map_err(no_memory)?;
         let Some((link_pool_index, link)) = LINK_POOL.alloc() else {
             mapping::retire(seg, SEGMENT_LEN);
@@ -147,7 +125,7 @@ impl LinkGroup {
             link_pool_index,
             seg,
             device: choice.clone(),
-            domain: device.domain.clone(),
+            domain: device.domain().clone(),
             llc: None,
             role,
             peer,
@@ -616,6 +594,16 @@ impl LinkGroup {
                 s.with_fd(sys::disconnect);
             }
         }
+    }
+
+    /// Whether it uses this device.
+    pub(super) fn is_on(&self, device: &Device) -> bool {
+        Arc::ptr_eq(&self.domain, device.domain())
+    }
+
+    /// The link works no more.
+    pub(super) fn fail(&mut self) {
+        self.group.fail(verbs::Failure::Flushed);
     }
 
     /// Ends the group at once.

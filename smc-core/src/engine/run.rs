@@ -32,6 +32,8 @@ pub(super) const EV_CLC: u64 = 4 << 32;
 pub(super) const EV_CQ: u64 = 5 << 32;
 /// The TCP socket of an SMC-R connection.
 pub(super) const EV_TCP: u64 = 6 << 32;
+/// An RDMA device.
+pub(super) const EV_DEVICE: u64 = 7 << 32;
 
 /// Most connections to our socket that have not said yet what they are.
 const INCOMING: usize = 64;
@@ -109,8 +111,8 @@ pub(super) struct Engine {
     pub(super) ended_groups: VecDeque<LinkGroupStatus>,
     /// SMC-R connections whose FIN has come before their end was told.
     pub(super) partings: Vec<super::parting::Parting>,
-    /// Open RDMA devices.
-    pub(super) devices: Vec<super::rdma::Device>,
+    /// Open RDMA devices, by index.
+    pub(super) devices: Vec<Option<super::device::Device>>,
     /// Our name in CLC: unique to this process.
     pub(super) system_id: SystemId,
     flip_us: u64,
@@ -259,6 +261,7 @@ impl Engine {
             EV_INCOMING => self.incoming_readable(i),
             EV_CLC => self.advance(i),
             EV_CQ => self.completions(i),
+            EV_DEVICE => self.device_news(i),
             EV_TCP => self.tcp_changed(i as u32),
             EV_WRITABLE => {
                 if let Some(s) = stream::POOL.get(i as u32)

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::Role;
+use super::device::Device;
 use super::handshake::{Handshake, Wait};
 use super::machine::Task;
-use super::rdma::{Device, LinkGroup, Remote};
+use super::rdma::{LinkGroup, Remote};
 use super::run::Engine;
 use crate::fabric::verbs::{self, Choice};
 use crate::link::llc;
@@ -73,22 +74,27 @@ impl Engine {
 
     /// Opens the device of a choice, or finds it open; also gives the port's MTU.
     fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
-        let known = self.devices.iter().position(|d| d.name() == choice.device);
+        let known = self
+            .devices
+            .iter()
+            .position(|d| d.as_ref().is_some_and(|d| d.name() == choice.device));
         let i = match known {
             Some(i) => i,
             None => match Device::open(&choice.device) {
-                Ok(d) => {
-                    self.devices.push(d);
-                    self.devices.len() - 1
-                }
+                Ok(d) => self.add_device(d),
                 Err(why) => {
                     log::warn!("RDMA device {}: {why}", choice.device);
                     return Err(Refusal::Decline(Diagnosis::NoSmcRDev));
                 }
             },
         };
-        let mtu = self.devices[i].mtu(choice.port)?;
+        let mtu = self.device(i)?.mtu(choice.port)?;
         Ok((i, mtu))
+    }
+
+    fn device(&self, i: usize) -> Result<&Device, Refusal> {
+        let device = self.devices.get(i).and_then(Option::as_ref);
+        device.ok_or(Refusal::Decline(Diagnosis::NoSmcRDev))
     }
 
     /// A new link group for this handshake.
@@ -105,7 +111,7 @@ impl Engine {
             Role::Client => llc::Role::Client,
             Role::Server => llc::Role::Server,
         };
-        let group = LinkGroup::new(&self.devices[device], &choice, role, peer, self.epfd)?;
+        let group = LinkGroup::new(self.device(device)?, &choice, role, peer, self.epfd)?;
         let g = self
             .groups
             .iter()

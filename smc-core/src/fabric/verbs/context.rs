@@ -3,6 +3,7 @@
 use core::mem::{MaybeUninit, zeroed};
 use core::ptr::{NonNull, addr_of};
 use std::ffi::{CStr, c_int};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rdma_sys as sys;
@@ -147,6 +148,19 @@ impl Context {
     pub fn async_fd(&self) -> i32 {
         // SAFETY: the context is open.
         unsafe { (*self.raw()).async_fd }
+    }
+
+    /// The device's node in /dev.
+    ///
+    /// # Errors
+    /// ENODEV: it is gone, so the device is being removed.
+    pub fn node(&self) -> core::result::Result<PathBuf, Errno> {
+        // SAFETY: the context is open.
+        let fd = unsafe { (*self.raw()).cmd_fd };
+        if os::links(fd)? == 0 {
+            return Err(Errno::ENODEV);
+        }
+        std::fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| Errno::ENOENT)
     }
 
     /// Takes the next event; `None` if there is none now.
