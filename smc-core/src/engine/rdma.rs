@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::device::Device;
 use super::peer::reset_block;
 use crate::fabric::mapping;
-use crate::fabric::shm::{SEGMENT_LEN, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
 use crate::fabric::verbs::{
     self, Access, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
     SEND_DEPTH,
@@ -94,6 +94,8 @@ pub(super) struct LinkGroup {
     /// When it is dropped whatever is outstanding.
     until: Option<Instant>,
     pub(super) down: Option<Down>,
+    /// The TCP connections were reset after that.
+    reset: bool,
     /// RMBs whose CONFIRM RKEY has come to an end.
     pub(super) confirmed: Vec<(Rtoken, Result<(), RkeyError>)>,
 }
@@ -145,6 +147,7 @@ impl LinkGroup {
             listed: false,
             until: None,
             down: None,
+            reset: false,
             confirmed: Vec::new(),
         })
     }
@@ -200,7 +203,7 @@ impl LinkGroup {
     /// Takes slot and RMB for a connection. Returns the slot, and what CLC says of our end.
     pub(super) fn prepare(&mut self, size: u32, mtu: Mtu) -> verbs::Result<(u32, ConnEnd)> {
         let no_room = |errno| verbs::Error::of("slots", self.domain.context(), errno);
-        let slot = (0..crate::fabric::shm::SLOTS)
+        let slot = (0..SLOTS)
             .find(|slot| !self.slots.contains_key(slot))
             .ok_or_else(|| no_room(sys::Errno::ENOSPC))?;
         let (rmb, new) = self.rmbs.alloc(size_class(size)).map_err(no_room)?;
@@ -471,7 +474,17 @@ impl LinkGroup {
             }
         }
         self.run_llc();
+        if self.down.is_some() && !core::mem::replace(&mut self.reset, true) {
+            self.reset_tcp();
+        }
         self.llc.as_ref().and_then(Llc::next_timeout)
+    }
+
+    /// Resets the TCP connections of a group that is down: the peer may not know of it by RDMA.
+    fn reset_tcp(&self) {
+        for s in (0..SLOTS).filter_map(|slot| self.link.sock(slot)) {
+            s.reset_tcp(self.link);
+        }
     }
 
     fn run_llc(&mut self) {
@@ -612,11 +625,12 @@ impl LinkGroup {
             return;
         }
         match &mut self.llc {
-            Some(llc) => {
+            Some(llc) if llc.is_up() => {
                 llc.terminate(crate::wire::llc::DeleteReason::PROGRAM);
                 self.run_llc();
             }
-            None => {
+            // Nothing could be sent.
+            _ => {
                 self.down = Some(Down::LinkFailed);
                 self.group.fail(verbs::Failure::Flushed);
             }

@@ -146,6 +146,15 @@ impl Sock {
         self.on_event();
     }
 
+    /// Resets the TCP connection of one that was on `link`, a link that is dead. Engine.
+    pub(crate) fn reset_tcp(&self, link: &Link) {
+        self.with_fd(|fd| {
+            if self.fixed() && core::ptr::eq(self.link(), link) {
+                let _ = sys::disconnect(fd);
+            }
+        });
+    }
+
     /// Whether what the program sends and receives can only go by RMBs (see [`crate::node::Kind`]).
     #[inline]
     pub(crate) fn fixed(&self) -> bool {
