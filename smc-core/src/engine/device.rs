@@ -129,7 +129,7 @@ impl Engine {
         };
         for group in self.groups.iter_mut().flatten() {
             if group.is_on(device) && which(group.qpn().get()) {
-                COUNTERS.count(Reason::RdmaFailed);
+                COUNTERS.count(Reason::LinkLost);
                 group.fail();
             }
         }

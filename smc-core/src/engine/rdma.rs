@@ -510,7 +510,6 @@ impl LinkGroup {
                     log::info!("link group {}: {why}", self.qpn().get());
                     self.down = Some(why);
                     self.group.fail(verbs::Failure::Flushed);
-                    self.reset_tcp();
                 }
             }
         }
@@ -597,15 +596,6 @@ impl LinkGroup {
             Ok(true)
         } else {
             Err(now + Duration::from_millis(5))
-        }
-    }
-
-    /// A peer that can't hear of the end by the link hears of it by TCP: each connection's is reset.
-    fn reset_tcp(&self) {
-        for slot in self.slots.keys() {
-            if let Some(s) = self.link.sock(*slot) {
-                s.with_fd(sys::disconnect);
-            }
         }
     }
 
