@@ -195,6 +195,17 @@ pub fn disconnect(fd: c_int) -> Result<()> {
     .map(drop)
 }
 
+/// Puts a TCP socket that was never connected into the place of `fd`, which exec(2) will not close.
+pub fn unplug(fd: c_int) -> Result<()> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: touches no memory.
+    let fresh = unsafe { syscall!(Sysno::socket, libc::AF_INET, kind, 0) }? as c_int;
+    // SAFETY: as above.
+    let done = unsafe { syscall!(Sysno::dup3, fresh, fd, 0) };
+    close(fresh);
+    done.map(drop)
+}
+
 /// Fills `buf` with random bytes (getrandom(2)).
 pub fn random(buf: &mut [u8]) -> Result<()> {
     // SAFETY: writable for its length.

@@ -109,7 +109,7 @@ fn pin(s: &'static Sock, r: Reason) {
     };
     if !d.wait() && r == Reason::Stdio {
         // stdio would read a stream with a hole.
-        d.reset();
+        d.reset(r);
     }
     d.finish();
 }

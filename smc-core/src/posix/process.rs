@@ -10,7 +10,9 @@ use std::sync::Mutex;
 use crate::fds::{self, Entry};
 use crate::link::table;
 use crate::observe::Reason;
-use crate::stream::{self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOUT, MANAGED, Sock};
+use crate::stream::{
+    self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOUT, MANAGED, PLAIN, Sock,
+};
 use crate::sys::Errno;
 use crate::{engine, lock, node, ready, sys};
 
@@ -52,6 +54,18 @@ fn inheritable(s: &'static Sock) -> bool {
         }
     });
     yes
+}
+
+/// In the child of a fork: the next program must not take a connection that stayed with the parent for a silent
+/// one, so it finds a socket that is not connected.
+fn unplug(s: &'static Sock) {
+    fds::each(0, u32::MAX, |fd, e| {
+        if matches!(e, Entry::Sock(x) if core::ptr::eq(x, s))
+            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+        {
+            let _ = sys::unplug(fd);
+        }
+    });
 }
 
 /// fork(2), and what stands in for vfork(2).
@@ -113,7 +127,14 @@ fn child() {
 /// Before execve(2) and its relatives.
 pub fn before_exec() {
     let before = sys::errno();
-    let list = downgrade(inheritable, Downgrade::reset);
+    let list = downgrade(inheritable, |d| d.reset(Reason::Inherited));
+    stream::POOL.each(|_, s| {
+        if s.has(F_BROKEN) && s.state.load(SeqCst) == PLAIN {
+            unplug(s);
+        }
+    });
+    // What was written by RDMA ends with this program.
+    table::linger(EXIT_LINGER_NS);
     if !list.is_empty()
         && let Ok(mut e) = EXEC.lock()
     {
@@ -131,12 +152,13 @@ pub fn after_failed_exec() {
     sys::set_errno(Errno::new(before));
 }
 
-/// Before posix_spawn(3), system(3) and popen(3). File actions may duplicate any descriptor.
+/// Before posix_spawn(3), system(3) and popen(3). File actions may duplicate any descriptor. A connection that can't go
+/// back to TCP stays with this process.
 pub fn before_spawn(has_file_actions: bool) {
     let before = sys::errno();
     finish(downgrade(
-        |s| has_file_actions || inheritable(s),
-        Downgrade::reset,
+        |s| !s.fixed() && (has_file_actions || inheritable(s)),
+        |d| d.reset(Reason::Inherited),
     ));
     sys::set_errno(Errno::new(before));
 }
@@ -180,7 +202,7 @@ pub unsafe fn sending_fds(msg: *const msghdr) {
             if let Some(s) = fds::sock(fd) {
                 let d = s.downgrade(Some(Reason::PassedFd));
                 if !d.wait() {
-                    d.reset();
+                    d.reset(Reason::PassedFd);
                 }
                 d.finish();
             }

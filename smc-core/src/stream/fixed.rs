@@ -192,6 +192,16 @@ impl Sock {
         }
     }
 
+    /// Resets the connection, for both ends. Whoever else uses the socket finds it unconnected: the end of a stream
+    /// would be a lie.
+    pub(super) fn break_off(&self, fd: i32) {
+        self.out().tx.flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
+        self.tell_peer();
+        if crate::fds::is_sock(fd, self) {
+            let _ = sys::disconnect(fd);
+        }
+    }
+
     /// As [`Sock::exiting`]; whether this is such a connection. Nothing is waited for here.
     pub(super) fn exiting_fixed(&self) -> bool {
         let Some(_g) = self.tx.lock.try_lock() else {

@@ -473,10 +473,11 @@ impl Downgrade {
     }
 
     /// Called when the kernel could not be made to hold the stream: another process must not read a
-    /// stream with a hole, so the connection is reset.
-    pub fn reset(&self) {
+    /// stream with a hole, so the connection is reset. `why` is told of one that could not have gone back to TCP.
+    pub fn reset(&self, why: Reason) {
         if self.current() {
-            self.sock.violation_of(Reason::Timeout);
+            let why = if self.fixed { why } else { Reason::Timeout };
+            self.sock.violation_of(why);
         }
     }
 

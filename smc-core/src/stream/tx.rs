@@ -457,7 +457,9 @@ impl Sock {
         self.pin(reason);
         self.abort_fixed();
         let fd = self.fd.load(Relaxed);
-        if crate::fds::is_sock(fd, self) {
+        if self.fixed() {
+            self.break_off(fd);
+        } else if crate::fds::is_sock(fd, self) {
             let linger = libc::linger {
                 l_onoff: 1,
                 l_linger: 0,
