@@ -172,6 +172,11 @@ impl Link {
         unsafe { self.group.load(Relaxed).as_ref() }
     }
 
+    /// On an RDMA link, the stream offset up to which the peer's host has what we sent on `slot`.
+    pub fn delivered(&self, slot: u32) -> Option<u64> {
+        self.group()?.delivered(slot)
+    }
+
     /// Our connection at `slot`, if there is one; any number may be asked for.
     #[inline]
     pub fn sock(&self, slot: u32) -> Option<&'static Sock> {

@@ -223,6 +223,11 @@ impl Conn {
         self.acked != self.sent
     }
 
+    /// Producer position up to which SENDs have completed: the peer's host has those bytes.
+    pub fn delivered(&self) -> u64 {
+        self.acked
+    }
+
     /// Whether room in the mirror waits for a SEND to complete, not for the peer to read.
     pub fn waits_for_ack(&self) -> bool {
         self.acked < self.peer_cons

@@ -289,6 +289,13 @@ impl Group {
         f(unsafe { &*self.state.get() })
     }
 
+    /// Stream offset up to which the peer's host has the bytes of the connection at `slot`, as far as is known.
+    pub fn delivered(&self, slot: u32) -> Option<u64> {
+        self.poll();
+        let _c = NoCancel::new();
+        self.with(|state| state.get(slot).map(|e| e.conn.delivered()))?
+    }
+
     /// Has the next arrival wake the engine, and takes what has arrived before.
     pub fn arm(&self) {
         let _c = NoCancel::new();
@@ -534,7 +541,7 @@ impl Group {
         self.call_engine();
     }
 
-    /// Runs `f` on the state. Engine.
+    /// Runs `f` on the state.
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> Option<T> {
         let g = self.lock.lock()?;
         // SAFETY: under the lock.
@@ -653,7 +660,7 @@ impl State {
         self.entries.get_mut(slot as usize)?.take()
     }
 
-    /// The connection at a slot. Engine.
+    /// The connection at a slot.
     pub fn get(&mut self, slot: u32) -> Option<&mut Entry> {
         self.entries.get_mut(slot as usize)?.as_deref_mut()
     }

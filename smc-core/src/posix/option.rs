@@ -89,8 +89,13 @@ pub unsafe fn ioctl(
         SIOCOUTQ if s.managed() => {
             let r = real();
             if r == 0 {
+                let more = if s.fixed() {
+                    s.undelivered()
+                } else {
+                    s.unread_by_peer()
+                };
                 // SAFETY: as above.
-                unsafe { *value = (*value).saturating_add(s.unread_by_peer() as c_int) };
+                unsafe { *value = (*value).saturating_add(more as c_int) };
             }
             r
         }

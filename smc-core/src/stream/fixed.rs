@@ -202,6 +202,20 @@ impl Sock {
         }
     }
 
+    /// Bytes sent that the peer's host does not have yet, as far as is known: those that TCP would count as not
+    /// acknowledged (tcp(7), SIOCOUTQ).
+    pub(crate) fn undelivered(&self) -> usize {
+        let Some(_g) = self.tx.lock.lock() else {
+            return 0;
+        };
+        if !self.fixed() || self.limbo() {
+            return 0;
+        }
+        let delivered = self.link().delivered(self.slot.load(Relaxed));
+        let left = delivered.map_or(0, |at| self.tx.off().saturating_sub(at));
+        usize::try_from(left).unwrap_or(0)
+    }
+
     /// As [`Sock::exiting`]; whether this is such a connection. Nothing is waited for here.
     pub(super) fn exiting_fixed(&self) -> bool {
         let Some(_g) = self.tx.lock.try_lock() else {
