@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from harness import build, lab as two_hosts, settings, world  # noqa: E402  (needs the path)
+from harness import build, hosts as host_checks, lab as two_hosts, settings, world  # noqa: E402  (needs the path)
 
 
 # Files whose tests run big programs against time limits, and so depend on what else the machine does. With
@@ -102,6 +102,15 @@ def need():
 def lab(tmp_path):
     """Two guests with soft-RoCE and the kernel's SMC; see harness/lab.py."""
     return two_hosts.Lab(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def hosts(request, tmp_path_factory):
+    """The checks of this file that run between two hosts; see harness/hosts.py."""
+    chosen = {item.name: item.obj for item in request.session.items
+              if item.path == request.path and hasattr(item.obj, "boot")}
+    folder = tmp_path_factory.mktemp("hosts")
+    return host_checks.Hosts(two_hosts.Lab(folder), request.path, chosen, folder)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -43,7 +43,8 @@ def _receive():
     return pickle.loads(data) if data else None
 
 
-def _load(path):
+def load(path):
+    """The module in a file."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -144,7 +145,8 @@ class Check:
         raise net.Skip(why)
 
 
-def _peer(module):
+def serve(module):
+    """Executes the snippets that come, in the name space of a module, until there are no more."""
     space = module.__dict__
     space.update({key: value for key, value in net.__dict__.items() if not key.startswith("__")})
     while True:
@@ -175,9 +177,9 @@ def main():
     seconds = float(os.environ["CHECK_SECONDS"])
     faulthandler.enable()
     faulthandler.dump_traceback_later(seconds, exit=True)
-    module = _load(sys.argv[2])
+    module = load(sys.argv[2])
     if sys.argv[1] == "peer":
-        _peer(module)
+        serve(module)
         return
     module.__dict__.update({key: value for key, value in net.__dict__.items() if not key.startswith("__")})
     try:
@@ -192,4 +194,5 @@ def main():
     os._exit(0)
 
 
-main()
+if __name__ == "__main__":
+    main()
