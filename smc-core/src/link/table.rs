@@ -79,12 +79,19 @@ pub fn linger(end: impl FnOnce()) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
-    wait_for(FLUSH_NS, Group::is_flushed);
+    flush();
     wait_for(PARTING_NS, |g| g.is_down() || g.is_empty());
     end();
     wait_for(LAST_WORDS_NS, |g| {
         !g.is_empty() || g.is_down() && g.qp().outstanding() == 0
     });
+}
+
+/// Waits, shortly, until peers have everything that was sent.
+pub fn flush() {
+    if COUNT.load(Relaxed) != 0 {
+        wait_for(FLUSH_NS, Group::is_flushed);
+    }
 }
 
 /// Waits until all groups are `ready`, at most `ns`.

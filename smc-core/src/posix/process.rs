@@ -134,7 +134,7 @@ pub fn before_exec() {
         }
     });
     // What was written by RDMA ends with this program.
-    table::linger(EXIT_LINGER_NS);
+    table::flush();
     if !list.is_empty()
         && let Ok(mut e) = EXEC.lock()
     {

@@ -174,15 +174,6 @@ impl Sock {
         limbo
     }
 
-    /// Tells the peer of an SMC-R connection that it is reset, which TCP's FIN or RST doesn't.
-    pub(super) fn abort_fixed(&self) {
-        let _w = self.watch.lock();
-        if self.fixed() {
-            self.out().tx.flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
-            self.tell_peer();
-        }
-    }
-
     /// Has the close that follows reset the connection.
     pub(crate) fn abort_on_detach(&self) {
         if let Some(_g) = self.tx.lock.lock()
@@ -195,6 +186,10 @@ impl Sock {
     /// Resets the connection, for both ends. Whoever else uses the socket finds it unconnected: the end of a stream
     /// would be a lie.
     pub(super) fn break_off(&self, fd: i32) {
+        let _w = self.watch.lock();
+        if !self.fixed() {
+            return;
+        }
         self.out().tx.flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
         self.tell_peer();
         if crate::fds::is_sock(fd, self) {

@@ -455,7 +455,6 @@ impl Sock {
     pub(super) fn violation_of(&self, reason: Reason) -> Errno {
         self.flags.fetch_or(F_BROKEN, Relaxed);
         self.pin(reason);
-        self.abort_fixed();
         let fd = self.fd.load(Relaxed);
         if self.fixed() {
             self.break_off(fd);
