@@ -1,7 +1,6 @@
 """The lab itself: two guests, soft-RoCE between them, the kernel's SMC on it, the faults, and no process left behind."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -14,17 +13,7 @@ COMMAND = settings.ROOT / "scripts" / "lab"
 MODES = ("echo 10 100", "bulk 300000", "half-close 100000", "abort 1000", "urgent", "many 5 100", "close server",
          "close client")
 
-# Both guests do the same steps, each on a port of its own; every step of one waits for the other by connecting to it.
-STEPS = r"""
-counter() { cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts; }
-step() { # NAME SERVER-COMMAND -- CLIENT-COMMAND
-    local name="$1" status=0; shift
-    local server=(); while [ "$1" != -- ]; do server+=("$1"); shift; done; shift
-    local before="$(counter)"
-    if [ "$ROLE" = server ]; then "${server[@]}" || status=$?; else "$@" || status=$?; fi
-    echo "step $name: status $status, packets $(($(counter) - before))"
-}
-retry() { for i in $(seq 100); do "$@" && return; sleep 0.1; done; false; }
+STEPS = two_hosts.STEPS + r"""
 step verbs ibv_rc_pingpong -g 1 -n 20 -- retry ibv_rc_pingpong -g 1 -n 20 $PEER
 port=5000
 while read -r mode; do
@@ -42,12 +31,7 @@ def steps(tmp_path_factory):
     """One run of all STEPS, which the tests below look at: the result, and {role: {step: its output}}."""
     script = STEPS.replace("PROGRAM", str(two_hosts.peer())).replace("MODES", "\n".join(MODES))
     result = two_hosts.Lab(tmp_path_factory.mktemp("lab")).passes(script, script, pcap=True, timeout=120)
-    outputs = {}
-    for role, end in (("server", result.server), ("client", result.client)):
-        parts = re.split(r"^step (.*): status (\d+), packets (\d+)\n", end.output, flags=re.M)
-        outputs[role] = {name: (output, int(status), int(packets))
-                         for output, name, status, packets in zip(*[iter(parts)] * 4)}
-    return result, outputs
+    return result, two_hosts.steps(result)
 
 
 def test_verbs_work_between_the_guests(steps):

@@ -3,6 +3,7 @@
 import collections
 import os
 import pathlib
+import re
 import shutil
 import struct
 import sys
@@ -18,6 +19,23 @@ import twohosts  # noqa: E402  (needs the path)
 ROCE_PORT = 4791
 # Opcodes of RoCE's reliable connections that carry data into the peer's memory.
 WRITES = (6, 7, 8, 9, 10, 11)
+
+# Bash functions for scripts in which both guests do the same steps, each step with a server and a client that waits for
+# it by connecting: step NAME SERVER-COMMAND -- CLIENT-COMMAND. See steps().
+STEPS = r"""
+counter() { cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts 2>/dev/null || echo 0; }
+step() {
+    local name="$1" status=0; shift
+    local server=(); while [ "$1" != -- ]; do server+=("$1"); shift; done; shift
+    local before="$(counter)"
+    if [ "$ROLE" = server ]; then "${server[@]}" || status=$?; else "$@" || status=$?; fi
+    echo "step $name: status $status, packets $(($(counter) - before))"
+}
+retry() { for i in $(seq 100); do "$@" && return; sleep 0.1; done; false; }
+"""
+
+Step = collections.namedtuple("Step", "output status packets")
+Step.__doc__ = "What a guest did in a step: output, exit status, packets that its rxe0 sent."
 
 
 class Lab:
@@ -40,6 +58,23 @@ class Lab:
         result = self.run(server, client, **options)
         assert result.ok, result.report()
         return result
+
+
+def steps(result):
+    """What the functions of STEPS said in a run: {role: {name: Step}}."""
+    return {role: {name: Step(output, int(status), int(packets))
+                   for output, name, status, packets in re.findall(
+                       r"(.*?)^step (.*?): status (\d+), packets (-?\d+)\n", end.output, flags=re.M | re.S)}
+            for role, end in (("server", result.server), ("client", result.client))}
+
+
+def ours(folder, **environment):
+    """A command prefix that runs a program of a guest under xsmc, which offers SMC-R to the other guest. Before it
+    `smctl enable` is needed there. The policy is written to `folder`, where guests see it if it is made before the run."""
+    policy = pathlib.Path(folder) / "xsmc.toml"
+    policy.write_text('[smc-r]\nueid = "XSMC-TEST"\n[[rule]]\naction = "smc"\n', encoding="utf-8")
+    variables = {"XSMC_CONFIG": policy, "XSMC_LOG": "debug", "LD_PRELOAD": settings.LIBRARY, **environment}
+    return " ".join(["env", *(f"{name}={value}" for name, value in variables.items())])
 
 
 def peer():

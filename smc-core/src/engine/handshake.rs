@@ -198,7 +198,10 @@ impl Engine {
                 self.make_machine(s, h, local, peer);
                 return true;
             }
-            Some((false, false, Ok(_))) => s.note(Reason::NoSmcOption),
+            Some((false, false, Ok(_))) => {
+                log::debug!("the other host does not offer SMC-R");
+                s.note(Reason::NoSmcOption);
+            }
             // Refused, or reset.
             Some((false, ..)) => {}
         }

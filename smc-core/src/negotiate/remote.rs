@@ -63,6 +63,8 @@ pub fn after_fork_child() {
 }
 
 fn load() -> Option<Remote> {
+    // What keeps connections from SMC-R is often found before there is an engine.
+    crate::observe::log::init();
     let config = crate::env::get("XSMC_CONFIG");
     // A file that can't be used is the engine's to complain of.
     let policy = Policy::read(config.as_deref()).ok()?;
@@ -112,23 +114,29 @@ impl Remote {
         }
     }
 
-    fn any_device(&self) -> bool {
-        let wildcard = IpAddr::from([0, 0, 0, 0]);
+    fn any_device(&self) -> Result<(), Unusable> {
         // Fills the survey; no GID is the wildcard.
-        let _ = self.device(wildcard);
+        let found = self.device(IpAddr::from([0, 0, 0, 0]));
         let Ok(known) = self.survey.lock() else {
-            return false;
+            return Err(Unusable::NoDevices);
         };
-        known.as_ref().is_some_and(|(_, s)| s.usable())
+        match known.as_ref() {
+            Some((_, survey)) if survey.usable() => Ok(()),
+            _ => found.map(drop),
+        }
     }
 }
 
-fn mark(s: &Sock, fd: i32) -> bool {
-    match option::want(fd) {
-        Ok(()) => return true,
-        Err(OptionError::NotEnabled) => s.note(Reason::OptionDisabled),
-        Err(OptionError::FastOpen) => s.note(Reason::FastOpen),
-        Err(OptionError::TooLate | OptionError::Kernel(_)) => {}
+/// Marks the socket; `end` is what it connects to or listens on.
+fn mark(s: &Sock, fd: i32, end: SocketAddr) -> bool {
+    let Err(why) = option::want(fd) else {
+        return true;
+    };
+    log::info!("{end}: not offered SMC-R: {why}");
+    match why {
+        OptionError::NotEnabled => s.note(Reason::OptionDisabled),
+        OptionError::FastOpen => s.note(Reason::FastOpen),
+        OptionError::TooLate | OptionError::Kernel(_) => {}
     }
     false
 }
@@ -153,7 +161,7 @@ pub fn offer_connect(s: &Sock, fd: i32, peer: SocketAddr) -> bool {
         s.note(Reason::NoRdmaDevice);
         return false;
     }
-    mark(s, fd)
+    mark(s, fd, peer)
 }
 
 /// Before listen(2): has SYN-ACKs to clients that can do SMC-R say the same.
@@ -169,13 +177,14 @@ pub fn offer_listen(s: &Sock, fd: i32) -> bool {
     let usable = if ip.is_unspecified() {
         r.any_device()
     } else {
-        r.device(ip).is_ok()
+        r.device(ip).map(drop)
     };
-    if !usable {
+    if let Err(why) = usable {
+        log::info!("{local}: not offered SMC-R: {why}");
         s.note(Reason::NoRdmaDevice);
         return false;
     }
-    mark(s, fd)
+    mark(s, fd, local)
 }
 
 /// The address from which a connection to `peer` will come: the socket's own if it is bound, else what the

@@ -128,7 +128,10 @@ pub unsafe fn connect(
     let r = real();
     let errno = Errno::new(sys::errno());
     match r {
-        0 if !option::peer_has_it(fd).unwrap_or(false) => s.note(Reason::NoSmcOption),
+        0 if !option::peer_has_it(fd).unwrap_or(false) => {
+            log::debug!("the other host does not offer SMC-R");
+            s.note(Reason::NoSmcOption);
+        }
         0 => {
             engine::negotiate(s, Role::Client);
             return connected(s, fd);
