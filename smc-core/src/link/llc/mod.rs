@@ -164,6 +164,8 @@ pub struct Llc {
     state: State,
     /// Number of the link; the client learns it from CONFIRM LINK.
     link: u8,
+    /// The queue pair takes requests: a client's does from CONFIRM LINK on. Before, nothing is said on it.
+    ready: bool,
     /// RMBs of the peer.
     rtokens: RtokenTable,
     /// Own CONFIRM RKEY and DELETE RKEY requests.
@@ -193,6 +195,7 @@ impl Llc {
             config,
             state: State::Confirming { until: now + wait },
             link: FIRST_LINK,
+            ready: config.role == Role::Server,
             rtokens: RtokenTable::default(),
             rkeys: RkeyFlows::default(),
             delayed: None,
@@ -296,7 +299,7 @@ impl Llc {
         if matches!(self.state, State::Down) {
             return;
         }
-        self.actions.push_back(Action::AbortConnections);
+        self.abort_connections();
         self.delete_all(false, reason);
         self.down(Down::Local(reason));
     }
@@ -423,7 +426,16 @@ impl Llc {
         self.send(self.config.version, body);
     }
 
+    fn abort_connections(&mut self) {
+        if self.ready {
+            self.actions.push_back(Action::AbortConnections);
+        }
+    }
+
     fn send(&mut self, version: Version, body: Body<'_>) {
+        if !self.ready {
+            return;
+        }
         let mut bytes = [0; llc::LEN];
         let len = Message { version, body }.emit(&mut bytes);
         debug_assert_eq!(len, Some(bytes.len()), "only ADD LINK can be longer");

@@ -83,6 +83,7 @@ impl Llc {
         }
         if self.config.role == Role::Client {
             self.link = confirm.link;
+            self.ready = true;
             self.actions.push_back(Action::ReadyToSend);
             let answer = self.confirm_link(true, confirm.uid);
             self.send(version, Body::ConfirmLink(answer));
@@ -128,7 +129,7 @@ impl Llc {
                 },
             ) => {
                 self.delete_all(true, reason);
-                self.actions.push_back(Action::AbortConnections);
+                self.abort_connections();
                 self.delete_all(false, DeleteReason::PROGRAM);
                 self.down(Down::Peer(reason));
             }

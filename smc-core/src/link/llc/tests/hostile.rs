@@ -120,3 +120,22 @@ fn a_flood_of_requests_doesnt_fill_memory() {
     let known = (0..1000).filter(|rkey| server.llc.rtokens().get(*rkey).is_some());
     assert!(known.count() <= 255);
 }
+
+/// Its queue pair doesn't take requests yet.
+#[test]
+fn a_client_says_nothing_before_confirm_link() {
+    let ends: [fn(&mut Rig); 3] = [
+        |rig| rig.llc.terminate(DeleteReason::PROGRAM),
+        |rig| rig.receive_hex("242c0040 00 00020000"),
+        |rig| rig.receive_hex("272c0000"),
+    ];
+    for end in ends {
+        let mut client = Rig::new(Role::Client);
+        end(&mut client);
+        let said = client.actions();
+        assert!(
+            said.iter().all(|a| matches!(a, Action::Down(_))),
+            "{said:?}"
+        );
+    }
+}
