@@ -19,6 +19,8 @@ import twohosts  # noqa: E402  (needs the path)
 ROCE_PORT = 4791
 # Opcodes of RoCE's reliable connections that carry data into the peer's memory.
 WRITES = (6, 7, 8, 9, 10, 11)
+SEND_ONLY = 4
+ADD_LINK = 0x22 # type of the LLC message
 
 # Bash functions for scripts in which both guests do the same steps, each step with a server and a client that waits for
 # it by connecting: step NAME SERVER-COMMAND -- CLIENT-COMMAND. See steps().
@@ -106,12 +108,31 @@ def frames(pcap):
         at += 16 + length
 
 
+def _roce(frame):
+    """Where RoCE v2's header begins in a frame over IPv4, or None."""
+    if frame[12:14] == b"\x08\x00" and frame[23] == 17:
+        udp = 14 + 4 * (frame[14] & 15)
+        if frame[udp + 2:udp + 4] == ROCE_PORT.to_bytes(2, "big"):
+            return udp + 8
+    return None
+
+
 def roce_opcodes(pcap):
     """How often each RoCE v2 opcode occurs over IPv4: {opcode: count}."""
-    counts = collections.Counter()
-    for frame in frames(pcap):
-        if frame[12:14] == b"\x08\x00" and frame[23] == 17:
-            udp = 14 + 4 * (frame[14] & 15)
-            if frame[udp + 2:udp + 4] == ROCE_PORT.to_bytes(2, "big"):
-                counts[frame[udp + 8]] += 1
-    return counts
+    starts = ((frame, _roce(frame)) for frame in frames(pcap))
+    return collections.Counter(frame[at] for frame, at in starts if at is not None)
+
+
+def for_wireshark(pcap, copy):
+    """Copies a pcap file with two fields of LLC version 2 turned: Linux has them in its own byte order, Wireshark doesn't
+    know that, and takes such messages for something else. Checksums no longer fit."""
+    head = pathlib.Path(pcap).read_bytes()[:24]
+    with open(copy, "wb") as out:
+        out.write(head)
+        for frame in map(bytearray, frames(pcap)):
+            at = _roce(frame)
+            if at is not None and frame[at] == SEND_ONLY and 0x21 <= frame[at + 12] <= 0x29:
+                fields = [13] + [82] * (frame[at + 12] == ADD_LINK and len(frame) > at + 12 + 72)
+                for field in fields:
+                    frame[at + field:at + field + 2] = frame[at + field:at + field + 2][::-1]
+            out.write(struct.pack("=IIII", 0, 0, len(frame), len(frame)) + frame)

@@ -317,6 +317,7 @@ impl LinkGroup {
             max_links,
             max_conns,
             keepalive,
+            idle: idle_time(self.role),
         };
         self.llc = Some(Llc::new(config, Instant::now()));
         self.run_llc();
@@ -643,6 +644,12 @@ impl Drop for LinkGroup {
         mapping::retire(self.seg, SEGMENT_LEN);
         LINK_POOL.free(self.link_pool_index);
     }
+}
+
+/// How long a group is kept without connections. Tests can't wait for so long.
+fn idle_time(role: Role) -> Duration {
+    let hook = crate::env::get("XSMC_TEST_GROUP_IDLE_MS").and_then(|v| v.to_str()?.parse().ok());
+    hook.map_or(role.idle_time(), Duration::from_millis)
 }
 
 /// A random initial packet sequence number.

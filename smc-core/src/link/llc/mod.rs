@@ -63,6 +63,16 @@ pub enum Role {
     Client,
 }
 
+impl Role {
+    /// How long this side keeps a group without connections.
+    pub fn idle_time(self) -> Duration {
+        match self {
+            Role::Server => SERVER_IDLE_TIME,
+            Role::Client => CLIENT_IDLE_TIME,
+        }
+    }
+}
+
 /// What a group starts with.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -84,6 +94,8 @@ pub struct Config {
     pub max_conns: u8,
     /// Silence after which the link is tested; `None` for never.
     pub keepalive: Option<Duration>,
+    /// How long the group is kept without connections: [`Role::idle_time`], normally.
+    pub idle: Duration,
 }
 
 /// What the driver has to do.
@@ -368,11 +380,9 @@ impl Llc {
 
     /// When the group is to be ended because it isn't used.
     fn idle_end(&self) -> Option<Instant> {
-        let limit = match self.config.role {
-            Role::Server => SERVER_IDLE_TIME,
-            Role::Client => CLIENT_IDLE_TIME,
-        };
-        self.idle_since.filter(|_| self.is_up())?.checked_add(limit)
+        self.idle_since
+            .filter(|_| self.is_up())?
+            .checked_add(self.config.idle)
     }
 
     fn established(&mut self, now: Instant) {

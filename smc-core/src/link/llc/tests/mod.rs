@@ -32,6 +32,7 @@ pub(super) fn config(role: Role) -> Config {
         max_links: 2,
         max_conns: 255,
         keepalive: Some(KEEPALIVE),
+        idle: role.idle_time(),
     }
 }
 

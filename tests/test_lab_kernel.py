@@ -1,0 +1,216 @@
+"""SMC-R between a program under xsmc and Linux's own AF_SMC, in both roles: all of it in one run of the lab, of which Wireshark
+is asked, too."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from harness import lab as two_hosts, settings, status
+
+MODES = ("echo 20 1", "echo 4 1000000", "bulk 2000000", "half-close 300000", "abort 1000", "many 100 100", "close server",
+         "close client")
+SIDES = ("server", "client")
+
+# Ports of the steps begin at 5001; from these on, ours are not the servers but the clients, and then both.
+STEPS_OF_A_SIDE = len(MODES) + 4
+CLIENTS = 5001 + STEPS_OF_A_SIDE
+BOTH = 5001 + 2 * STEPS_OF_A_SIDE
+
+# OURS is the side whose program runs under xsmc.
+SCRIPT = two_hosts.STEPS + r"""
+# The kernel has nothing but TEST LINK by which it notices a killed process of ours.
+testlink() { echo 1 >/proc/sys/net/smc/smcr_testlink_time; }
+testlink
+SMCTL enable >/dev/null || exit
+port=5000
+
+# One side is killed in the middle of a transfer that would last for ever; the other says how soon it knows.
+transfer() { # VICTIM COMMAND...
+    local victim=$1 at=$OUT/$OURS-$1; shift
+    "$@" & local pid=$!
+    if [ $ROLE = $victim ]; then
+        lab-wait $at-runs
+        kill -9 $pid; touch $at-killed; wait $pid
+        lab-wait $at-known
+    else
+        for i in $(seq 200); do [ $(counter) -gt $((before + 100)) ] && break; sleep 0.05; done
+        [ $OURS = $victim ] || SMCTL status --json >$at-status
+        touch $at-runs
+        lab-wait $at-killed; local since=${EPOCHREALTIME/./}
+        wait $pid; echo "knows after $((${EPOCHREALTIME/./} - since)) us"
+        touch $at-known
+    fi
+    true
+}
+
+# A link group ends when its connection is over, as the kernel's side does ACTION or ours has HOOK in the environment; the
+# next connection has to make another one.
+group() { # NAME HOOK ACTION...
+    local name=$1 hook=$2 do; shift 2
+    port=$((port + 1)) at=$OUT/$OURS-$name
+    if [ $ROLE = client ]; then address="$PEER $port"; else address=$port; fi
+    if [ $OURS = $ROLE ]; then
+        do="env $hook ENV python3 TURNS $address echo touch:$at-used wait:$at-ready echo"
+    else
+        do="kernel $*"
+    fi
+    step "$OURS $name" $do -- $do
+}
+kernel() { # ACTION...
+    python3 TURNS smc $address echo
+    lab-wait $at-used; "$@"; touch $at-ready
+    python3 TURNS smc $address echo
+}
+reload() { rmmod smc_diag; retry rmmod smc; modprobe smc; modprobe smc_diag; guestctl ueid add XSMC-TEST; testlink; }
+
+commands() {
+    if [ $OURS = $ROLE -o $OURS = both ]; then ends="ENV PROGRAM -f tcp"; else ends=PROGRAM; fi
+}
+kills() {
+    commands
+    for victim in server client; do
+        port=$((port + 1))
+        step "$OURS kill $victim" transfer $victim $ends -p $port serve bulk 100000000000 -- \
+            transfer $victim $ends -p $port connect $PEER bulk 100000000000
+    done
+}
+
+for OURS in server client; do
+    commands
+    while read -r mode; do
+        port=$((port + 1))
+        step "$OURS $mode" $ends -p $port serve $mode -- $ends -p $port connect $PEER $mode
+    done <<'END'
+MODES
+END
+    group unload "" reload
+    group idle XSMC_TEST_GROUP_IDLE_MS=300 sleep 1
+    kills
+done
+OURS=both
+kills
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The run of SCRIPT: its result, and what each role did in each step."""
+    folder = tmp_path_factory.mktemp("lab")
+    script = SCRIPT
+    for name, text in {"PROGRAM": two_hosts.peer(), "ENV": two_hosts.ours(folder), "SMCTL": settings.SMCTL,
+                       "TURNS": settings.TESTS / "programs" / "turns.py", "MODES": "\n".join(MODES)}.items():
+        script = script.replace(name, str(text))
+    result = two_hosts.Lab(folder).passes(script, script, pcap=True, timeout=120)
+    return result, two_hosts.steps(result)
+
+
+def ends(run, ours, step):
+    """What our end and the kernel's did in a step."""
+    _, steps = run
+    theirs = SIDES[ours == "server"]
+    return steps[ours][f"{ours} {step}"], steps[theirs][f"{ours} {step}"]
+
+
+def contacts(output):
+    """The kinds of contact that a program under xsmc had, in order."""
+    return re.findall(r"SMC-R established, (\w+) contact", output)
+
+
+@pytest.mark.parametrize("ours", SIDES)
+@pytest.mark.parametrize("mode", MODES)
+def test_stream(run, ours, mode):
+    """Each connection works, and is SMC-R at both ends; connections of one process share a link group."""
+    own, kernel = ends(run, ours, mode)
+    count = int(mode.split()[1]) if mode.startswith("many") else 1
+    assert own.status == 0 and own.output.endswith("done\n"), own.output
+    assert (kernel.status, kernel.output.splitlines()) == (0, ["path smcr"] * count + ["done"])
+    assert contacts(own.output) == ["first"] + ["subsequent"] * (count - 1), own.output
+    assert "declined" not in own.output and "failed" not in own.output, own.output
+    assert own.packets > 0 and kernel.packets > 0
+
+
+@pytest.mark.parametrize("ours", SIDES)
+def test_status(run, ours):
+    """What `smctl status` says in the middle of a transfer: all of it goes through RMBs."""
+    result, _ = run
+    document = json.loads((result.out / f"{ours}-{SIDES[ours == 'server']}-status").read_text(encoding="utf-8"))
+    [connection] = status.connections(document)
+    rmb, tcp = status.rmb_bytes(document)
+    assert connection["state"] == "managed" and status.on_rmb(document) == 2 and rmb > 0 and tcp == 0, document
+    assert status.reasons(document) == set(), document
+
+
+@pytest.mark.parametrize("ours", [*SIDES, "both"])
+@pytest.mark.parametrize("victim", SIDES)
+def test_killed_process(run, ours, victim):
+    """The survivor knows it soon: at once if a program of the kernel's SMC is killed, else after a TEST LINK."""
+    survivor = run[1][SIDES[victim == "server"]][f"{ours} kill {victim}"]
+    microseconds = int(re.search(r"knows after (\d+) us", survivor.output)[1])
+    assert microseconds < (5_000_000 if ours in (victim, "both") else 1_000_000), survivor.output
+
+
+@pytest.mark.parametrize("ours", SIDES)
+def test_kernel_ends_the_link_group(run, ours):
+    """We let it go when we are told, and the next connection makes another one."""
+    own, kernel = ends(run, ours, "unload")
+    assert own.status == kernel.status == 0 and contacts(own.output) == ["first", "first"], own.output
+    assert "the peer ended the link group" in own.output
+
+
+@pytest.mark.parametrize("ours", SIDES)
+def test_we_end_the_link_group(run, ours):
+    """An unused one goes after a time (here by a test hook: 300 ms), and the kernel goes along."""
+    own, kernel = ends(run, ours, "idle")
+    assert own.status == kernel.status == 0 and contacts(own.output) == ["first", "first"], own.output
+    assert own.output.count("the link group was unused") == 1, own.output
+
+
+@pytest.fixture(scope="module")
+def tshark(run, tmp_path_factory):
+    """tshark(FILTER, FIELD...): the frames that the filter takes, as lists of these fields."""
+    if not shutil.which("tshark"):
+        pytest.skip("not installed: tshark")
+    copy = tmp_path_factory.mktemp("tshark") / "run.pcap"
+    two_hosts.for_wireshark(run[0].pcap, copy)
+
+    def ask(expression, *fields):
+        # Guesses of what a payload might be only find protocols that aren't there.
+        command = ["tshark", "-r", copy, "-o", "infiniband.identify_payload:FALSE", "--disable-protocol", "rpcordma",
+                   "-Y", expression, "-T", "fields", *(word for field in fields for word in ("-e", field))]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+    return ask
+
+
+def test_wireshark_finds_nothing_malformed(tshark):
+    assert tshark("_ws.malformed", "frame.number", "_ws.col.Info") == []
+    kinds = {kind for [kind] in tshark("smc.llc_msg", "smc.llc_msg")}
+    # CONFIRM LINK, DELETE LINK, CONFIRM RKEY, TEST LINK, and CDC.
+    assert kinds >= {"0x21", "0x24", "0x26", "0x27", "0xfe"}
+
+
+# Fields in which our messages and the kernel's don't differ.
+PROPOSAL = ("smc.length", "smc.proposal.smc.version", "smc.proposal.smc.type", "smc.proposal.smcv2.type",
+            "smc.proposal.smcv1_subnet_ext_offset", "smc.proposal.smcv2_ext_offset", "smc.proposal.smcdv2_ext_offset",
+            "smc.proposal.smc.version.relnum", "smc.proposal.ism.gid", "smc.proposal.client.preferred.gid")
+ACCEPT = ("smc.length", "smc.accept.smc.type", "smc.accept.flags", "smc.accept.server.tcp.conn.index",
+          "smc.accept.qp.mtu.value")
+CONFIRM = ("smc.length", "smc.confirm.smc.type", "smc.confirm.flags", "smc.confirm.client.tcp.conn.index",
+           "smc.confirm.qp.mtu.value")
+
+
+@pytest.mark.parametrize("kind, fields", [(1, PROPOSAL), (2, ACCEPT), (3, CONFIRM)])
+def test_wireshark_sees_the_kernels_fields(tshark, kind, fields):
+    """Our CLC messages have what the kernel's have."""
+    own, kernel = set(), set()
+    for port, peer_port, *values in tshark(f"smc.clc_msg == {kind}", "tcp.srcport", "tcp.dstport", *fields):
+        listening = min(int(port), int(peer_port))
+        if listening >= BOTH:
+            continue
+        server_is_ours = listening < CLIENTS
+        (own if server_is_ours == (kind == 2) else kernel).add(tuple(values))
+    assert own and own == kernel
