@@ -66,7 +66,8 @@ def test_exit_after_write_loses_nothing(t):
     ways = {"return": "", "exit": "import sys; sys.exit(0)", "_exit": "import os; os._exit(0)"}
     for name, end in ways.items():
         with listen(host=OWN) as listener:
-            code = f"import socket\nc = socket.create_connection({listener.getsockname()!r})\nc.sendall(b'{name:8}' * 20_000)\n{end}\n"
+            code = (f"import socket\nc = socket.create_connection({listener.getsockname()!r})\n"
+                    f"c.sendall(b'{name:8}' * 20_000)\n{end}\n")
             t.start("subprocess.run([sys.executable, '-S', '-c', program]).returncode", program=code)
             c = listener.accept()[0]
             t.smc(c)
@@ -449,7 +450,8 @@ def test_many_connections_share_a_link_group(t):
     before = queue_pairs()
     socks = []
     with listen(host=OWN, backlog=512) as listener:
-        t.start("socks = [socket.create_connection(address) for _ in range(count)]", address=listener.getsockname(), count=count)
+        t.start("socks = [socket.create_connection(address) for _ in range(count)]",
+                address=listener.getsockname(), count=count)
         socks = [listener.accept()[0] for _ in range(count)]
         t.join()
     t.start("for sock in socks:\n    echo(sock, 1000)")

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import sys
 
 CHILD = "XSMC_CHECK_CHILD"  # set in the environment of the checks' processes
@@ -42,19 +43,21 @@ exec env LD_PRELOAD="$LIBRARY" "${COMMAND[@]}"
 """
 
 
-def check(seconds=20, boot="", env=()):
-    """Decorator of a check that must end within `seconds`. `env`: settings (NAME=VALUE) of the whole boot."""
+def check(seconds=20, boot="", env=(), needs=()):
+    """Decorator of a check that must end within `seconds`. `env`: settings (NAME=VALUE) of the whole boot. `needs`:
+    programs without which it is skipped."""
     def decorate(function):
         if os.environ.get(CHILD):
             function.seconds = seconds
             return function
 
-        def test(hosts):
+        def test(hosts, need):
+            need(*needs)
             hosts.passed(function.__name__)
 
         functools.update_wrapper(test, function, assigned=("__name__", "__qualname__", "__module__", "__doc__"), updated=())
         del test.__wrapped__
-        test.boot, test.env, test.seconds = boot, tuple(env), seconds
+        test.boot, test.env, test.seconds, test.needs = boot, env, seconds, needs
         return test
     return decorate
 
@@ -75,7 +78,8 @@ class Hosts:
 
     def _run(self, boot):
         from . import settings
-        chosen = {name: function for name, function in self._functions.items() if function.boot == boot}
+        chosen = {name: function for name, function in self._functions.items() if function.boot == boot
+                  and all(map(shutil.which, function.needs))}
         env = {word for function in chosen.values() for word in function.env}
         policy = self._folder / "policy.toml"
         policy.write_text(POLICY)
@@ -97,7 +101,7 @@ class Hosts:
                              (("client", result.client), ("server", result.server)))
             self._results[name] = found["error"] and f"{found['error']}\n{said}"
         if not known:
-            self._results = {name: result.report() for name in chosen}
+            self._results.update({name: result.report() for name in chosen})
 
 
 def _read(path):
