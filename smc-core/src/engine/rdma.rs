@@ -10,7 +10,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -38,6 +38,8 @@ use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
 
 /// How long a group that is down may take to send what it has to say last.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// After how long a full send queue is tried again.
+const FULL_TIME: Duration = Duration::from_millis(1);
 
 /// The peer's end of a link, as its Accept or Confirm says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +80,8 @@ pub(super) struct LinkGroup {
     max_conns: u8,
     /// Both ends are xsmc's, and understand immediate data.
     pub(super) immediate: bool,
+    /// LLC messages for which the send queue had no room.
+    unsent: VecDeque<[u8; crate::wire::llc::LEN]>,
     rmbs: RmbPool,
     rmb_regions: Vec<Region>,
     mirrors: RmbPool,
@@ -136,6 +140,7 @@ impl LinkGroup {
             psn: random_psn(),
             max_conns: 0,
             immediate: false,
+            unsent: VecDeque::new(),
             rmbs: RmbPool::default(),
             rmb_regions: Vec::new(),
             mirrors: RmbPool::default(),
@@ -478,6 +483,12 @@ impl LinkGroup {
         if self.down.is_some() && !core::mem::replace(&mut self.reset, true) {
             self.reset_tcp();
         }
+        self.send_llc();
+        if !self.unsent.is_empty() {
+            // Completions of what fills the send queue need not wake us.
+            self.group.poll();
+            return Some(Instant::now() + FULL_TIME);
+        }
         self.llc.as_ref().and_then(Llc::next_timeout)
     }
 
@@ -485,6 +496,16 @@ impl LinkGroup {
     fn reset_tcp(&self) {
         for s in (0..SLOTS).filter_map(|slot| self.link.sock(slot)) {
             s.reset_tcp(self.link);
+        }
+    }
+
+    /// Sends the LLC messages that wait, in order, as far as the send queue has room.
+    fn send_llc(&mut self) {
+        while let Some(bytes) = self.unsent.front() {
+            if !self.group.send_llc(bytes) {
+                return;
+            }
+            self.unsent.pop_front();
         }
     }
 
@@ -497,7 +518,10 @@ impl LinkGroup {
                         self.group.fail(verbs::Failure::LocalProtection);
                     }
                 }
-                Action::Send(bytes) => self.group.send_llc(&bytes),
+                Action::Send(bytes) => {
+                    self.unsent.push_back(bytes);
+                    self.send_llc();
+                }
                 Action::Established => log::debug!("link group {}: up", self.qpn().get()),
                 Action::ConfirmRkeyDone { token, result } => {
                     if result.is_ok() {

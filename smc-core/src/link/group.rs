@@ -557,15 +557,21 @@ impl Group {
         self.attention.load(Relaxed) && self.attention.swap(false, SeqCst)
     }
 
-    /// Sends an LLC message, if there is room: the sender repeats what is not answered. Engine.
-    pub fn send_llc(&self, bytes: &[u8]) {
-        self.with(|state| {
-            if state.failure.is_none()
-                && let Err(e) = self.qp.send(&[], bytes, LLC)
-            {
+    /// Sends an LLC message. False: the send queue is full. Engine.
+    pub fn send_llc(&self, bytes: &[u8]) -> bool {
+        let sent = self.with(|state| {
+            if state.failure.is_some() {
+                return true;
+            }
+            if !self.qp.has_room() {
+                return false;
+            }
+            if let Err(e) = self.qp.send(&[], bytes, LLC) {
                 log::warn!("LLC message not sent: {e}");
             }
+            true
         });
+        sent.unwrap_or(false)
     }
 
     /// Sends an abort on each connection. Engine.
