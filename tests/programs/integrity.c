@@ -4,9 +4,9 @@
  *
  *   integrity pingpong  --role server|client|self  --io block|epoll|vec  --count N [--max BYTES]
  *   integrity bulk      --role server|client|self  --bytes N        (N bytes each way at once)
- *   common:             [--seed S] [--port P] [--timeout SECONDS] [--hold MILLISECONDS] [--quiet]
+ *   common:             [--seed S] [--port P] [--timeout SECONDS] [--hold MILLISECONDS] [--host IP] [--quiet]
  *
- * A server prints "port P" when it listens (P = 0: any port) and takes one connection. "self" holds both ends in one
+ * A server listens at --host, a client connects to it; by default both use 127.0.0.1. A server prints "port P" when it listens (P = 0: any port) and takes one connection. "self" holds both ends in one
  * process, for pingpong in one single thread. --hold keeps the connection open for a while after the last byte, so that
  * somebody who looks at it from outside sees all of it. The last line on success is "ok ..."; any failure prints the seed, the
  * place and what was wrong, and exits with 1. A watchdog thread prints the progress and exits with 3 on a time-out.
@@ -38,6 +38,7 @@ enum io { IO_BLOCK, IO_EPOLL, IO_VEC };
 static uint64_t seed = 1;
 static const char *role = "self", *mode = "";
 static unsigned hold_ms;
+static struct in_addr host = {.s_addr = 0x0100007f}; /* 127.0.0.1 */
 
 static void die(const char *format, ...)
 {
@@ -489,7 +490,7 @@ static int listen_on(int *port)
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)*port)};
     socklen_t size = sizeof address;
     int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr = host;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || listen(fd, 16) != 0 ||
         getsockname(fd, (struct sockaddr *)&address, &size) != 0)
@@ -502,7 +503,7 @@ static int connect_to(int port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr = host;
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
         die("connect to port %d: %s", port, strerror(errno));
     return fd;
@@ -550,7 +551,10 @@ int main(int argc, char **argv)
             port = atoi(value);
         else if (!strcmp(argv[i - 1], "--hold"))
             hold_ms = (unsigned)atoi(value);
-        else if (!strcmp(argv[i - 1], "--timeout"))
+        else if (!strcmp(argv[i - 1], "--host")) {
+            if (inet_pton(AF_INET, value, &host) != 1)
+                die("--host %s is not an IPv4 address", value);
+        } else if (!strcmp(argv[i - 1], "--timeout"))
             timeout = atoi(value);
         else
             die("unknown option %s", argv[i - 1]);
