@@ -319,10 +319,13 @@ fn immediate_data_comes_with_a_write() {
         };
         let data = 0x8000_0000 | n;
         link.a.queue_pair.write_immediate(write, data, n).unwrap();
-        assert_eq!(
-            link.b.wait(Wake::Solicited),
-            [News::Immediate(data, length as u32)]
-        );
+        let came = [News::Immediate(data, length as u32)];
+        // By an event once; later ones may come before the queue is armed.
+        if n == 0 {
+            assert_eq!(link.b.wait(Wake::Solicited), came);
+        } else {
+            assert_eq!(link.b.next(), came);
+        }
         assert_eq!(link.a.next(), [News::Written(n)]);
         assert_eq!(target.at(1), 5);
         assert_eq!(target.at(length), ((4 + length) % 251) as u8);

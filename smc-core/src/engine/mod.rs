@@ -45,6 +45,9 @@ const RUNNING: u32 = 1;
 /// Could not start; everything stays TCP.
 const OFF: u32 = 2;
 
+/// How long a program thread waits for the engine to come up, which takes about a millisecond.
+const START_NS: u64 = 1_000_000_000;
+
 static STATE: AtomicU32 = AtomicU32::new(IDLE);
 static QUEUE: AtomicU32 = AtomicU32::new(0);
 static SPIN_NS: AtomicU32 = AtomicU32::new(50_000);
@@ -197,6 +200,7 @@ pub fn negotiate(s: &'static Sock, role: Role) {
     if STATE.load(Acquire) == IDLE {
         run::start();
     }
+    await_start();
     let obstacle = match node::limbo() {
         Err(_) => Reason::NoMemory,
         Ok(limbo) if !s.enter_limbo(limbo) => Reason::Closed,
@@ -216,6 +220,14 @@ pub fn end_groups() {
     ENDING.store(true, SeqCst);
     fence(SeqCst);
     node::ring_own(node::ENGINE_BELL);
+}
+
+/// Waits until the engine that was started has its bells: an epoll set could not serve the connection without.
+fn await_start() {
+    let until = sys::now_ns() + START_NS;
+    while STATE.load(Acquire) == RUNNING && shared().is_none() && sys::now_ns() < until {
+        sys::sleep_us(50);
+    }
 }
 
 /// Asks the engine to give the negotiation up, in favour of TCP.
