@@ -10,7 +10,7 @@ def test_messages_and_bulk(lab, tmp_path):
              ("pingpong", "vec", f"--count {messages}"), ("bulk", "block", f"--bytes {size}")]
     script = two_hosts.STEPS + f"{settings.SMCTL} enable >/dev/null || exit\n"
     for port, (mode, io, amount) in enumerate(steps, 7100):
-        common = f"{ours} {program} {mode} --io {io} {amount} --port {port} --timeout 300 --quiet"
+        common = f"{ours} {program} {mode} --io {io} {amount} --port {port} --timeout 300"
         script += (f"step '{mode} {io}' {common} --role server --host $OWN"
                    f" -- retry {common} --role client --host $PEER\n")
     seconds = 60 + int(60 * settings.SCALE)

@@ -77,11 +77,36 @@ pub const F_TIMEOUT: u32 = 2048;
 /// A listener whose SYN-ACKs offer SMC-R.
 pub const F_OFFERS: u32 = 1024;
 /// There is an urgent mark that reading has not passed (see `urgent`).
-const F_URGENT: u32 = 2048;
+const F_URGENT: u32 = 4096;
 /// An epoll registration could not be taken over: the connection must go back to TCP.
 const F_CANT_SERVE: u32 = 256;
 /// The upgrade waits until a one-shot registration is armed.
 const F_ONESHOT: u32 = 512;
+
+// Each flag has a bit of its own.
+const _: () = {
+    const ALL: [u32; 13] = [
+        F_NONBLOCK,
+        F_LISTENER,
+        F_INHERITED,
+        F_SHUT_WR,
+        F_SHUT_RD,
+        F_BROKEN,
+        F_ACCEPTED,
+        F_LEFT,
+        F_TIMEOUT,
+        F_OFFERS,
+        F_URGENT,
+        F_CANT_SERVE,
+        F_ONESHOT,
+    ];
+    let (mut seen, mut i) = (0, 0);
+    while i < ALL.len() {
+        assert!(ALL[i].is_power_of_two() && seen & ALL[i] == 0);
+        seen |= ALL[i];
+        i += 1;
+    }
+};
 
 /// Epoll registrations of one stream that can be served; more pin it to TCP.
 pub const REGS: usize = 4;
