@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::run::{EV_TCP, Engine, watch};
 use crate::fabric::shm::{TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
-use crate::stream::{self, F_SHUT_WR, Sock};
+use crate::stream::{self, Sock};
 use crate::sys::{self, TcpInfo};
 
 /// How long after a FIN the connection may be silent before the peer counts as gone. A message that RDMA has to
@@ -63,7 +63,8 @@ impl Engine {
         });
         // Closed by the program meanwhile.
         let Some((closed, error)) = asked else { return };
-        if error || closed && !s.has(F_SHUT_WR) {
+        // (Closed without an error: FIN has gone both ways.)
+        if error {
             return self.lost(s);
         }
         if !closed {
