@@ -21,7 +21,6 @@ use crate::negotiate::clc::{
 use crate::negotiate::{endpoint, option, remote};
 use crate::node;
 use crate::observe::Reason;
-use crate::policy;
 use crate::ring::Ring;
 use crate::stream::{self, F_ACCEPTED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
@@ -218,14 +217,9 @@ impl Engine {
     ) {
         let now = Instant::now();
         let server = s.has(F_ACCEPTED);
-        let role = if server {
-            policy::Role::Listen
-        } else {
-            policy::Role::Connect
-        };
         let config = self.clc_local();
         let offered = remote::remote().and_then(|r| {
-            let tunables = r.offers(local, peer, role)?;
+            let tunables = r.offers(local, peer, s.role())?;
             Some((tunables, r.device(local.ip())))
         });
         let refusal = match offered {

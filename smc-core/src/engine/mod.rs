@@ -184,19 +184,9 @@ const WORK_NEGOTIATE: u32 = 8;
 /// Give the negotiation up.
 const WORK_DECLINE: u32 = 16;
 
-/// Which end of an SMC-R handshake.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// It connected: sends the Proposal.
-    Client,
-    /// It accepted.
-    Server,
-}
-
 /// Both ends have sent the SMC option: the connection is in limbo until the engine has negotiated SMC-R. Its bytes
 /// go nowhere before.
-pub fn negotiate(s: &'static Sock, role: Role) {
-    let _ = role;
+pub fn negotiate(s: &'static Sock) {
     if STATE.load(Acquire) == IDLE {
         run::start();
     }

@@ -379,15 +379,10 @@ impl Engine {
     }
 
     pub(super) fn rmb_size(&self, s: &Sock, endpoint: &Endpoint) -> u32 {
-        let role = if s.has(stream::F_ACCEPTED) {
-            crate::policy::Role::Listen
-        } else {
-            crate::policy::Role::Connect
-        };
         let at = crate::policy::Endpoint {
             local: endpoint.local_addr(),
             peer: endpoint.peer_addr(),
-            role,
+            role: s.role(),
         };
         self.policy.decide(&self.identity, &at).tunables.rmb_size
     }

@@ -14,9 +14,9 @@ use crate::link::table;
 use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
 use crate::observe::Reason;
 use crate::observe::status::LinkGroupStatus;
-use crate::policy::{self, Action, Identity, Policy, Role};
+use crate::policy::{self, Action, Identity, Policy};
 use crate::ready;
-use crate::stream::{self, Downgrade, F_ACCEPTED, PLAIN, PUBLISHED, Sock};
+use crate::stream::{self, Downgrade, PLAIN, PUBLISHED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
 use crate::wire::SystemId;
 use crate::{fds, node};
@@ -381,15 +381,10 @@ impl Engine {
             }
             _ => return,
         };
-        let role = if s.has(F_ACCEPTED) {
-            Role::Listen
-        } else {
-            Role::Connect
-        };
         let at = policy::Endpoint {
             local: endpoint.local_addr(),
             peer: endpoint.peer_addr(),
-            role,
+            role: s.role(),
         };
         let decision = self.policy.decide(&self.identity, &at);
         if decision.action == Action::Tcp {

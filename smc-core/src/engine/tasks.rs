@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::Role;
 use super::device::Device;
 use super::handshake::{Handshake, Wait};
 use super::machine::Task;
@@ -101,16 +100,12 @@ impl Engine {
     fn new_group(
         &mut self,
         h: &mut Handshake,
-        role: Role,
+        role: llc::Role,
         peer: SystemId,
     ) -> Result<(usize, Mtu), Refusal> {
         let choice = h.choice.clone();
         let choice = choice.ok_or(Refusal::Decline(Diagnosis::NoSmcRDev))?;
         let (device, mtu) = self.open_device(&choice)?;
-        let role = match role {
-            Role::Client => llc::Role::Client,
-            Role::Server => llc::Role::Server,
-        };
         let group = LinkGroup::new(self.device(device)?, &choice, role, peer, self.epfd)?;
         let g = self
             .groups
@@ -146,7 +141,7 @@ impl Engine {
     }
 
     fn prepare_first(&mut self, h: &mut Handshake, accept: &AcceptConfirm) -> Result<(), Refusal> {
-        let (g, mtu) = self.new_group(h, Role::Client, accept.system_id)?;
+        let (g, mtu) = self.new_group(h, llc::Role::Client, accept.system_id)?;
         let size = h.rmb_size;
         let terms = accept.v2.and_then(|v| v.extension).map(|e| Terms::from(&e));
         let terms = terms.unwrap_or(Terms::RELEASE_0);
@@ -238,7 +233,7 @@ impl Engine {
             h.wait = Wait::Group(g, request, until);
             return Ok(());
         }
-        let (g, mtu) = self.new_group(h, Role::Server, request.system_id)?;
+        let (g, mtu) = self.new_group(h, llc::Role::Server, request.system_id)?;
         let size = h.rmb_size;
         let group = self.group(g)?;
         h.place = Some((g, u32::MAX));

@@ -218,11 +218,6 @@ impl Conn {
         self.told.closed || self.told.abort
     }
 
-    /// Producer position whose SENDs have not all completed; `None` if all have.
-    pub fn unacked(&self) -> bool {
-        self.acked != self.sent
-    }
-
     /// Producer position up to which SENDs have completed: the peer's host has those bytes.
     pub fn delivered(&self) -> u64 {
         self.acked

@@ -676,14 +676,6 @@ impl State {
         self.entries.iter().all(Option::is_none)
     }
 
-    /// The lowest free slot. Engine.
-    pub fn free_slot(&self) -> Option<u32> {
-        self.entries
-            .iter()
-            .position(Option::is_none)
-            .map(|i| i as u32)
-    }
-
     /// Forgets the mirrors' memory. Engine, when nothing is posted any more.
     pub fn drop_regions(&mut self) {
         self.regions.clear();

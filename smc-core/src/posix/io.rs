@@ -265,6 +265,15 @@ pub unsafe fn readv(
     unsafe { input(e, fd, l, 0, real) }
 }
 
+/// What the flags of preadv2(2) and pwritev2(2) mean to recv(2) and send(2).
+fn message_flags(rwf: c_int) -> c_int {
+    if rwf & libc::RWF_NOWAIT != 0 {
+        MSG_DONTWAIT
+    } else {
+        0
+    }
+}
+
 /// preadv2(2) with offset -1.
 ///
 /// # Safety
@@ -278,13 +287,8 @@ pub unsafe fn preadv2(
     real: impl FnOnce() -> isize,
 ) -> isize {
     let l = list!(iov, n as usize, Errno::EINVAL);
-    let nowait = if flags & libc::RWF_NOWAIT != 0 {
-        MSG_DONTWAIT
-    } else {
-        0
-    };
     // SAFETY: promised by the caller.
-    unsafe { input(e, fd, l, nowait, real) }
+    unsafe { input(e, fd, l, message_flags(flags), real) }
 }
 
 /// recvfrom(2).
@@ -507,13 +511,8 @@ pub unsafe fn pwritev2(
     real: impl FnOnce() -> isize,
 ) -> isize {
     let l = list!(iov, n as usize, Errno::EINVAL);
-    let nowait = if flags & libc::RWF_NOWAIT != 0 {
-        MSG_DONTWAIT
-    } else {
-        0
-    };
     // SAFETY: promised by the caller.
-    unsafe { output(e, fd, l, nowait, real) }
+    unsafe { output(e, fd, l, message_flags(flags), real) }
 }
 
 /// sendmsg(2).

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use libc::{c_int, c_uint, sockaddr, socklen_t};
 
 use super::{fail, pin};
-use crate::engine::{self, Role};
+use crate::engine;
 use crate::fabric::shm::TX_DONE;
 use crate::fds::{self, Entry};
 use crate::negotiate::{option, remote};
@@ -87,7 +87,7 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
                 && offers
                 && option::peer_has_it(fd).unwrap_or(false)
             {
-                engine::negotiate(s, Role::Server);
+                engine::negotiate(s);
             }
         });
     }
@@ -133,12 +133,12 @@ pub unsafe fn connect(
             s.note(Reason::NoSmcOption);
         }
         0 => {
-            engine::negotiate(s, Role::Client);
+            engine::negotiate(s);
             return connected(s, fd);
         }
         // Goes on in the background.
         _ if matches!(errno, Errno::EINPROGRESS | Errno::EINTR) => {
-            engine::negotiate(s, Role::Client);
+            engine::negotiate(s);
         }
         _ => {}
     }

@@ -38,6 +38,7 @@ use crate::lock::Lock;
 use crate::negotiate::EntryRef;
 use crate::node::Link;
 use crate::observe::Reason;
+use crate::policy::Role;
 use crate::pool::{Pool, Pooled};
 use crate::ring::Ring;
 
@@ -333,6 +334,15 @@ impl Sock {
     #[inline]
     pub fn managed(&self) -> bool {
         self.state.load(SeqCst) == MANAGED
+    }
+
+    /// How this process came to the connection, as policy rules distinguish it.
+    pub fn role(&self) -> Role {
+        if self.has(F_ACCEPTED) {
+            Role::Listen
+        } else {
+            Role::Connect
+        }
     }
 
     /// Whether all of `f`'s flags are set.
