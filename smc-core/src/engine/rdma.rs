@@ -22,9 +22,10 @@ use crate::fabric::verbs::{
     self, Access, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
     SEND_DEPTH,
 };
+use crate::link::Group;
 use crate::link::conn::{self, Conn};
-use crate::link::group::{self, Entry, Group};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
+use crate::link::state::{self, Entry};
 use crate::link::table;
 use crate::node::{LINK_POOL, Link};
 use crate::observe::status::{
@@ -236,7 +237,7 @@ impl LinkGroup {
             },
             rmb_size: size,
             rmb_index: 1,
-            alert_token: group::token(slot, self.life),
+            alert_token: state::token(slot, self.life),
         };
         reset_block(self.link, slot);
         let [out, inc] = &self.link.block(slot).dir;
@@ -398,7 +399,7 @@ impl LinkGroup {
                     rmb: rtoken,
                     size: peer.rmb_size,
                     mirror_size: mirror.token.size,
-                    slot: self.immediate.then(|| group::slot(peer.alert_token)),
+                    slot: self.immediate.then(|| state::slot(peer.alert_token)),
                 });
             }
         });

@@ -22,69 +22,22 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::Arc;
 
-use super::conn::{Changes, Conn, Immediate, Local, Outgoing, Violation};
+use super::conn::{Changes, Immediate, Local, Outgoing, Violation};
+use super::state::{Entry, Flight, State};
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
-use crate::fabric::verbs::{
-    Completion, Event, Failure, MESSAGES, Queue, QueuePair, Region, Wake, Write,
-};
+use crate::fabric::verbs::{Completion, Event, Failure, Queue, QueuePair, Region, Wake, Write};
 use crate::lock::Lock;
 use crate::node::{self, Link};
 use crate::stream::Owner;
 use crate::sys::{self, NoCancel};
 use crate::wire::cdc::{self, Cdc};
 
-/// Bits of an alert token that are the slot's number; the others count the slot's lives, from 1.
-const SLOT_BITS: u32 = SLOTS.ilog2();
-
 /// Token of LLC messages' work requests: no flight has this index.
 const LLC: u32 = u32::MAX;
 
 /// A thread that sleeps again within this time takes the engine's watch away. (The clock for it is coarse.)
 const OFTEN_NS: u64 = 10_000_000;
-
-/// Bytes of LLC messages that wait for the engine: a few of the longest.
-const INBOX: usize = 32 << 10;
-
-/// The alert token of life `life` of a slot, never 0.
-pub fn token(slot: u32, life: u32) -> u32 {
-    (life.max(1) << SLOT_BITS) | slot
-}
-
-/// The slot that a token of an xsmc peer stands for.
-pub fn slot(token: u32) -> u32 {
-    token & (SLOTS - 1)
-}
-
-/// One connection of the group.
-pub struct Entry {
-    /// Its state.
-    pub conn: Conn,
-    /// Our alert token.
-    pub token: u32,
-    /// Where the mirror lies, once the peer is known: index of its region, and byte offset there.
-    pub mirror: (usize, usize),
-}
-
-/// What a group has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// CDC messages sent.
-    pub cdc_sent: u64,
-    /// CDC messages received.
-    pub cdc_received: u64,
-    /// Payload bytes written into the peer's RMBs.
-    pub bytes_written: u64,
-}
-
-/// A CDC message under way.
-#[derive(Clone, Copy, Default)]
-struct Flight {
-    /// Alert token of the connection; 0: free.
-    token: u32,
-    /// What it announces.
-    prod: u64,
-}
 
 /// See the module comment.
 pub struct Group {
@@ -112,38 +65,12 @@ unsafe impl Sync for Group {}
 // SAFETY: as above.
 unsafe impl Send for Group {}
 
-/// What the lock guards.
-pub struct State {
-    /// By slot. The vector never grows after the group was made.
-    entries: Vec<Option<Box<Entry>>>,
-    /// Mirrors' memory.
-    regions: Vec<Region>,
-    flights: [Flight; MESSAGES as usize],
-    /// Connections that have something to send, and no place in the send queue for it.
-    stalled: Bitmap,
-    /// LLC messages, each after its length (2 bytes, native order).
-    inbox: Vec<u8>,
-    failure: Option<Failure>,
-    /// Connections that have ended.
-    ended: Bitmap,
-    counts: Counts,
-}
-
 impl Group {
     /// A group over a queue pair whose completions go to `queue`, for the connections of `link`.
     pub fn new(link: &'static Link, qp: QueuePair, queue: Arc<Queue>, epfd: i32) -> Box<Group> {
         Box::new(Group {
             lock: Lock::new(),
-            state: UnsafeCell::new(State {
-                entries: (0..SLOTS).map(|_| None).collect(),
-                regions: Vec::new(),
-                flights: [Flight::default(); MESSAGES as usize],
-                stalled: Bitmap::new(),
-                inbox: Vec::with_capacity(INBOX),
-                failure: None,
-                ended: Bitmap::new(),
-                counts: Counts::default(),
-            }),
+            state: UnsafeCell::new(State::new()),
             link,
             qp,
             queue,
@@ -589,102 +516,6 @@ impl Group {
     /// Breaks the link: for what the engine finds out. Engine.
     pub fn fail(&self, failure: Failure) {
         self.with(|state| self.failed(state, failure));
-    }
-}
-
-impl State {
-    /// The connection with this alert token of ours.
-    fn entry(&mut self, token: u32) -> Option<(u32, &mut Entry)> {
-        let slot = slot(token);
-        let entry = self.entries.get_mut(slot as usize)?.as_deref_mut()?;
-        (entry.token == token).then_some((slot, entry))
-    }
-
-    fn waits_for_completions(&mut self) -> bool {
-        let busy = self.flights.iter().filter(|f| f.token != 0).count();
-        let flights = self.flights;
-        self.stalled.any()
-            || busy > flights.len() / 2
-            || flights.iter().any(|f| {
-                f.token != 0
-                    && self
-                        .entry(f.token)
-                        .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
-            })
-    }
-
-    /// Keeps an LLC message for the engine. If it is behind by that much, the message is lost, and the peer's timer
-    /// takes care of it.
-    fn deposit(&mut self, bytes: &[u8]) {
-        let Ok(len) = u16::try_from(bytes.len()) else {
-            return;
-        };
-        if self.inbox.len() + 2 + bytes.len() <= INBOX {
-            self.inbox.extend_from_slice(&len.to_ne_bytes());
-            self.inbox.extend_from_slice(bytes);
-        }
-    }
-
-    /// Hands over the LLC messages that have come. Engine.
-    pub fn take_llc(&mut self, mut f: impl FnMut(&[u8])) {
-        let mut rest = self.inbox.as_slice();
-        while let Some((len, tail)) = rest.split_first_chunk::<2>() {
-            let Some((message, tail)) = tail.split_at_checked(u16::from_ne_bytes(*len).into())
-            else {
-                break;
-            };
-            f(message);
-            rest = tail;
-        }
-        self.inbox.clear();
-    }
-
-    /// The connections that have ended since the last call. Engine.
-    pub fn take_ended(&mut self, f: impl FnMut(u32)) {
-        self.ended.drain(f);
-    }
-
-    /// Why the queue pair is broken, if it is.
-    pub fn failure(&self) -> Option<Failure> {
-        self.failure
-    }
-
-    /// What the group has done so far.
-    pub fn counts(&self) -> Counts {
-        self.counts
-    }
-
-    /// Enters a connection; its block has been cleared. Engine.
-    pub fn insert(&mut self, slot: u32, entry: Entry) {
-        if let Some(place) = self.entries.get_mut(slot as usize) {
-            *place = Some(Box::new(entry));
-        }
-    }
-
-    /// Takes a connection out. Engine.
-    pub fn remove(&mut self, slot: u32) -> Option<Box<Entry>> {
-        self.entries.get_mut(slot as usize)?.take()
-    }
-
-    /// The connection at a slot.
-    pub fn get(&mut self, slot: u32) -> Option<&mut Entry> {
-        self.entries.get_mut(slot as usize)?.as_deref_mut()
-    }
-
-    /// Whether there are none. Engine.
-    pub fn is_empty(&self) -> bool {
-        self.entries.iter().all(Option::is_none)
-    }
-
-    /// Forgets the mirrors' memory. Engine, when nothing is posted any more.
-    pub fn drop_regions(&mut self) {
-        self.regions.clear();
-    }
-
-    /// Adds memory for mirrors; returns its index. Engine.
-    pub fn add_region(&mut self, region: Region) -> usize {
-        self.regions.push(region);
-        self.regions.len() - 1
     }
 }
 

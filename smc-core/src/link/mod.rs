@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`group`] | the data path: queue pair, connections, and who serves them |
+//! | [`state`] | what a group's lock guards: connections, messages under way |
 //! | [`table`] | the groups of this process, and who looks at them |
 //! | [`conn`] | one connection: CDC messages out of cursors and flags, and the reverse |
 //! | [`llc`] | state machine of a group's link: set-up, keepalive, RTokens, end |
@@ -17,6 +18,7 @@ mod conn_tests;
 pub mod group;
 pub mod llc;
 pub mod rtoken;
+pub mod state;
 pub mod table;
 
 pub use group::Group;
