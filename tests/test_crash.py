@@ -124,6 +124,18 @@ def _counts(process, order):
     return list(map(int, line.split()[1:]))
 
 
+def test_one_link(eager):
+    """Two processes have one link, whichever of them dials it, and whichever opens a connection on it."""
+    server = eager.start(python("churn.py", "server"), stdin=subprocess.PIPE)
+    client = eager.start(python("churn.py", "client", server.wait_line("port ")), stdin=subprocess.PIPE)
+    for _ in range(8):
+        _counts(client, b"300\n")
+        nodes = eager.status()["nodes"]
+        if eager.not_asserted("there is one link"):
+            return
+        assert [len(node["links"]) for node in nodes] == [1, 1], nodes
+
+
 @pytest.mark.slow
 def test_no_leaks(eager):
     """Thousands of connections leave no descriptor, no mapping and no memfd, in either process."""

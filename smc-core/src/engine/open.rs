@@ -31,9 +31,14 @@ impl Engine {
         rmb_size: u32,
     ) {
         let me = (s.index.load(Relaxed), generation);
+        // A link serves both ends, whichever dialled. With ourselves there is one for each end; this is the opener's.
+        let to_self = found.node == self.shared.id;
         let known = self.peers.iter().position(|p| {
             p.as_ref().is_some_and(|p| {
-                p.node == found.node && !p.is_gone() && p.side() == 0 && p.slots.len() < 2000
+                p.node == found.node
+                    && !p.is_gone()
+                    && (p.side() == 0 || !to_self)
+                    && p.slots.len() < 2000
             })
         });
         let i = match known.map_or_else(|| self.connect_peer(found.node), Ok) {

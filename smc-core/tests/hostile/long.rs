@@ -108,14 +108,14 @@ fn honest_neighbour() {
 #[test]
 fn memory_outlives_its_users() {
     let mut v = Victim::start();
-    let node = Node::new(v.dir());
+    let (node, other) = (Node::new(v.dir()), Node::new(v.dir()));
     let mut first = Conn::opened(&node, v.ports[0], &v.sock);
     first.echo(b"hello").expect("echo");
     let (mut tcp, end) = connect(v.ports[0]);
     echo_tcp(&mut tcp, b"first bytes").expect("echo");
     let again = open_for(&node, &end, first.slot, OWN);
     say(&first.link.sock, &again, &[]).expect("Open");
-    let mut second = Conn::accepted(&node, v.ports[1]);
+    let mut second = Conn::accepted(&other, v.ports[1]);
     second.echo(b"hello").expect("echo");
     let slot = second.slot;
     say(
