@@ -564,7 +564,7 @@ def server_slow_for_interrupted(sock, own):
 @finds("shut")
 def server_slow_for_shut(sock, own):
     receive_message(sock, PROPOSAL)
-    time.sleep(1)
+    time.sleep(2)
     sock.sendall(decline(0x03030000) + PAYLOAD)
     assert sock.recv(1) == b"", "no end of the stream"
 

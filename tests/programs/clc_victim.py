@@ -17,6 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from clc_hostile import AT_ONCE, EXPECTED, PAYLOAD, PORTS, exchange, receive, report
 
+# A program that acts this long, in seconds, after its connect finds the handshake begun: machines may be slow.
+MEANWHILE = 1.0
+
 # A signal wakes the main thread; fork takes all connections of a process out of their handshakes.
 ALONE = {"slow_for_interrupted", "slow_for_forked"}
 
@@ -98,7 +101,7 @@ def run_interrupted(address):
 def run_shut(address):
     """What was shut down during the handshake is shut down after it; the other direction still works."""
     with begin(address) as sock:
-        time.sleep(0.3)
+        time.sleep(MEANWHILE)
         sock.shutdown(socket.SHUT_WR)
         sock.setblocking(True)
         assert receive(sock, len(PAYLOAD)) == PAYLOAD
@@ -106,14 +109,14 @@ def run_shut(address):
 
 def run_closed(address):
     sock = begin(address)
-    time.sleep(0.3)
+    time.sleep(MEANWHILE)
     sock.close()
 
 
 def run_forked(address):
     """The child may use the connection; it is on TCP."""
     sock = begin(address)
-    time.sleep(0.3)
+    time.sleep(MEANWHILE)
     pid = os.fork()
     if pid == 0:
         try:
