@@ -181,6 +181,7 @@ mod tests {
         second.link_groups[0].down = None;
         second.link_groups[0].failure = None;
         let report = Report {
+            totals: Vec::new(),
             nodes: vec![sample_rdma(1), second, sample(3)],
             problems: Vec::new(),
         };
@@ -211,6 +212,7 @@ PEER ID           CONNECTIONS  CDC OUT  CDC IN  WRITTEN  CHUNKS
         group.idle_since_unix_ms = Some(u64::MAX);
         node.link_groups[1].idle_since_unix_ms = Some(u64::MAX);
         let report = Report {
+            totals: Vec::new(),
             nodes: vec![node],
             problems: Vec::new(),
         };

@@ -34,6 +34,8 @@ use crate::sys;
 
 /// Counters of this node.
 pub static COUNTERS: Counters = Counters::new();
+/// What of [`COUNTERS`] is in the directory's totals.
+static ADDED: Counters = Counters::new();
 
 /// Publish this connection.
 const WORK_CANDIDATE: u32 = 1;
@@ -312,11 +314,12 @@ pub fn claim_end(s: &Sock) {
     crate::fds::close_private(fd);
 }
 
-/// Removes the node's files: the process exits.
+/// Removes the node's files, and adds up what it has counted: the process exits.
 pub fn exiting() {
     if let Some(sh) = shared()
         && sh.pid == sys::getpid()
     {
+        COUNTERS.add_to(sh.directory.totals(), &ADDED);
         sh.files.remove();
     }
 }
@@ -329,4 +332,6 @@ pub fn after_fork_child() {
     crate::negotiate::remote::after_fork_child();
     SHARED.store(core::ptr::null_mut(), Relaxed);
     QUEUE.store(0, Relaxed);
+    COUNTERS.reset();
+    ADDED.reset();
 }

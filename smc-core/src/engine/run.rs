@@ -7,8 +7,8 @@ use libc::epoll_event;
 
 use super::peer::{Incoming, Peer};
 use super::{
-    COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE, WORK_DECLINE,
-    WORK_FREE, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
+    ADDED, COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE,
+    WORK_DECLINE, WORK_FREE, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
 };
 use crate::link::table;
 use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
@@ -251,6 +251,7 @@ impl Engine {
             }
             let times = [self.tend_links(), self.tend_idle(), self.tend_rdma()];
             next = times.into_iter().flatten().min();
+            COUNTERS.add_to(self.shared.directory.totals(), &ADDED);
         }
     }
 

@@ -90,11 +90,12 @@ impl Engine {
         } else {
             (0, 0)
         };
+        let (sent, received) = s.rmb_bytes();
         let dir = |tx: bool| {
             let (switches, tcp, rmb, size) = if tx {
-                (&s.tx.switches, &s.tx.tcp, &s.tx.rmb, tx_ring)
+                (&s.tx.switches, &s.tx.tcp, sent, tx_ring)
             } else {
-                (&s.rx.passed, &s.rx.tcp, &s.rx.rmb, rx_ring)
+                (&s.rx.passed, &s.rx.tcp, received, rx_ring)
             };
             let n = if managed { switches.load(Relaxed) } else { 0 };
             DirectionStatus {
@@ -104,7 +105,7 @@ impl Engine {
                     Carrier::Tcp
                 },
                 bytes_tcp: tcp.load(Relaxed),
-                bytes_rmb: rmb.load(Relaxed),
+                bytes_rmb: rmb,
                 rmb_size: u64::from(size),
                 rmb_fill: if !managed {
                     0

@@ -11,6 +11,7 @@
 //! |---------------|------------------------------------------------------------------------|
 //! | 0             | magic, version, header size, buckets, entries a bucket, size of an entry |
 //! | 1024          | one bit a part: somebody has ever published in it                      |
+//! | 2048          | what all nodes have counted, those that have ended as well             |
 //!
 //! Both ends of a connection hash to one bucket. Who writes what, in which order, what a crash leaves, and why of
 //! two racing publishers one finds the other, is in `entry.rs`.
@@ -24,12 +25,14 @@ use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use super::atomic::{AtomicU64, Ordering, fence};
 use super::endpoint::Endpoint;
 use super::entry;
 use super::raw;
 use super::runtime::{NodeId, RuntimeDir, RuntimeError};
+use crate::observe::Counters;
 use crate::sys;
 
 #[cfg(test)]
@@ -52,6 +55,7 @@ const VERSION: u32 = 2;
 const HEADER: usize = 4096;
 const USED_AT: usize = 1024;
 const USED_WORDS: usize = 2 * BUCKETS / 64;
+const TOTALS_AT: usize = 2048;
 const LEN: usize = HEADER + ENTRIES * size_of::<Entry>();
 
 /// Words of an entry besides its state and its node.
@@ -61,7 +65,8 @@ type Entry = entry::Entry<FIELDS>;
 type Snapshot = entry::Snapshot<FIELDS>;
 
 const _: () = assert!(size_of::<Entry>() == 128 && HEADER.is_multiple_of(align_of::<Entry>()));
-const _: () = assert!(USED_AT + USED_WORDS * 8 <= HEADER && BUCKETS.is_power_of_two());
+const _: () = assert!(USED_AT + USED_WORDS * 8 <= TOTALS_AT && BUCKETS.is_power_of_two());
+const _: () = assert!(TOTALS_AT + size_of::<Counters>() <= HEADER);
 
 /// A mapping of the table. Closed with the value; entries that were published stay.
 #[derive(Debug)]
@@ -180,6 +185,33 @@ impl Directory {
             directory.allocated = true;
         }
         Ok(directory)
+    }
+
+    /// What all nodes have counted together.
+    pub fn totals(&self) -> &Counters {
+        // SAFETY: in the header page, which is mapped and populated as long as `self` lives; aligned, all atomics.
+        unsafe { &*self.base.add(TOTALS_AT).cast::<Counters>() }
+    }
+
+    /// Reads what all nodes of the runtime directory `dir` have counted together, whoever owns it. `None`: there is no
+    /// table of this version.
+    ///
+    /// # Errors
+    /// Those of opening and reading the file.
+    pub fn read_totals(dir: &Path) -> std::io::Result<Option<Counters>> {
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(dir.join(NAME));
+        let file = match opened {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let (mut found, mut totals) = ([0; 32], [0; size_of::<Counters>()]);
+        file.read_exact_at(&mut found, 0)?;
+        file.read_exact_at(&mut totals, TOTALS_AT as u64)?;
+        Ok((found == header()).then(|| Counters::from_bytes(&totals)))
     }
 
     /// Publishes one end of a connection as `slot` of `node`, and looks whether another node has published that

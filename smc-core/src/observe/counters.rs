@@ -1,6 +1,9 @@
-//! Counters of one node: plain relaxed atomics that any thread may bump at any time.
+//! Counters of one node, and of all nodes of a runtime directory together: plain relaxed atomics that any thread may
+//! bump at any time.
 //!
-//! They are statistics, not state: readers may see one counter ahead of another.
+//! They are statistics, not state: readers may see one counter ahead of another. The totals lie in the directory's
+//! file, so the layout of [`Counters`] is part of that file's: what is added goes to the end, or into the room that
+//! the tables have.
 
 use super::reason::Reason;
 use super::status::{CounterValues, DeclineCount, DiagnosisStatus, ReasonCount};
@@ -8,15 +11,20 @@ use crate::wire::clc::Diagnosis;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Kinds of Declines that are counted apart: each known diagnosis, and one for all others.
-const DIAGNOSES: usize = Diagnosis::ALL.len() + 1;
+/// Room for reasons; the index is the code.
+const REASONS: usize = 96;
+/// Room for kinds of Declines: the known diagnoses in the order of [`Diagnosis::ALL`], and the last for all others.
+const DIAGNOSES: usize = 48;
+
+const _: () = assert!(Reason::SLOTS <= REASONS && Diagnosis::ALL.len() < DIAGNOSES);
 
 /// Counters of one node. `new` is const, nothing allocates, every update is one relaxed add.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Counters {
     /// Times each fallback reason was met; indexed by code, index 0 stays 0.
-    reasons: [AtomicU64; Reason::SLOTS],
-    /// Declines of SMC-R that we sent, in the order of [`Diagnosis::ALL`]; the last one for unknown diagnoses.
+    reasons: [AtomicU64; REASONS],
+    /// Declines of SMC-R that we sent.
     declines_sent: [AtomicU64; DIAGNOSES],
     /// Declines that came, likewise.
     declines_received: [AtomicU64; DIAGNOSES],
@@ -38,13 +46,17 @@ pub struct Counters {
     pub opens_accepted: AtomicU64,
     /// OPEN messages of ours that a peer declined.
     pub opens_declined: AtomicU64,
+    /// Bytes that connections which are over have sent by RMB.
+    pub rmb_sent: AtomicU64,
+    /// Bytes that connections which are over have received by RMB.
+    pub rmb_received: AtomicU64,
 }
 
 impl Counters {
     /// All counters at zero.
     pub const fn new() -> Counters {
         Counters {
-            reasons: [const { AtomicU64::new(0) }; Reason::SLOTS],
+            reasons: [const { AtomicU64::new(0) }; REASONS],
             declines_sent: [const { AtomicU64::new(0) }; DIAGNOSES],
             declines_received: [const { AtomicU64::new(0) }; DIAGNOSES],
             upgrades: AtomicU64::new(0),
@@ -56,7 +68,18 @@ impl Counters {
             opens_sent: AtomicU64::new(0),
             opens_accepted: AtomicU64::new(0),
             opens_declined: AtomicU64::new(0),
+            rmb_sent: AtomicU64::new(0),
+            rmb_received: AtomicU64::new(0),
         }
+    }
+
+    /// Counters as they lie in memory.
+    pub fn from_bytes(bytes: &[u8; size_of::<Counters>()]) -> Counters {
+        let counters = Counters::new();
+        for (counter, bytes) in counters.all().zip(bytes.as_chunks().0) {
+            counter.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+        counters
     }
 
     /// Counts one fallback.
@@ -101,12 +124,17 @@ impl Counters {
     /// The diagnoses that were sent or received at least once, in the order of their codes, then all unknown ones
     /// together as code 0.
     pub fn declines(&self) -> Vec<DeclineCount> {
-        let known = Diagnosis::ALL.iter().copied();
-        let kinds = known.chain([Diagnosis::Unknown(0)]);
-        let counts = self.declines_sent.iter().zip(&self.declines_received);
-        kinds
-            .zip(counts)
-            .map(|(diagnosis, (sent, received))| DeclineCount {
+        let known = Diagnosis::ALL.iter().copied().zip(0..);
+        known
+            .chain([(Diagnosis::Unknown(0), DIAGNOSES - 1)])
+            .map(|(diagnosis, i)| {
+                (
+                    diagnosis,
+                    &self.declines_sent[i],
+                    &self.declines_received[i],
+                )
+            })
+            .map(|(diagnosis, sent, received)| DeclineCount {
                 diagnosis: DiagnosisStatus::from(diagnosis),
                 sent: sent.load(Relaxed),
                 received: received.load(Relaxed),
@@ -127,13 +155,35 @@ impl Counters {
             opens_sent: self.opens_sent.load(Relaxed),
             opens_accepted: self.opens_accepted.load(Relaxed),
             opens_declined: self.opens_declined.load(Relaxed),
+            rmb_sent: self.rmb_sent.load(Relaxed),
+            rmb_received: self.rmb_received.load(Relaxed),
+        }
+    }
+
+    /// Adds what was counted since the last time to `totals`; `added` remembers what has been. Any thread: each
+    /// difference is added once, whoever is first to put its reading into `added`.
+    pub fn add_to(&self, totals: &Counters, added: &Counters) {
+        for ((now, added), total) in self.all().zip(added.all()).zip(totals.all()) {
+            let now = now.load(Relaxed);
+            if now != added.load(Relaxed) {
+                let before = added.swap(now, Relaxed);
+                // A thread that read later may have been first: then this takes away what it added too much.
+                total.fetch_add(now.wrapping_sub(before), Relaxed);
+            }
         }
     }
 
     /// Sets everything back to zero, for a forked child that starts as a node of its own.
     pub fn reset(&self) {
+        for counter in self.all() {
+            counter.store(0, Relaxed);
+        }
+    }
+
+    /// All counters in the order of their places in memory.
+    fn all(&self) -> impl Iterator<Item = &AtomicU64> {
         let tables = self.reasons.iter().chain(&self.declines_sent);
-        for counter in tables.chain(&self.declines_received).chain([
+        tables.chain(&self.declines_received).chain([
             &self.upgrades,
             &self.downgrades,
             &self.published,
@@ -143,9 +193,9 @@ impl Counters {
             &self.opens_sent,
             &self.opens_accepted,
             &self.opens_declined,
-        ]) {
-            counter.store(0, Relaxed);
-        }
+            &self.rmb_sent,
+            &self.rmb_received,
+        ])
     }
 }
 
@@ -215,6 +265,30 @@ mod tests {
         );
         counters.reset();
         assert!(counters.declines().is_empty());
+    }
+
+    #[test]
+    fn totals_get_each_difference_once() {
+        let (node, added, totals) = (Counters::new(), Counters::new(), Counters::new());
+        totals.upgrades.store(10, Relaxed);
+        for _ in 0..2 {
+            bump(&node.upgrades);
+            node.count(Reason::Idle);
+            node.decline_sent(Diagnosis::NoSmcDev);
+            node.add_to(&totals, &added);
+            node.add_to(&totals, &added);
+        }
+        assert_eq!(totals.values().upgrades, 12);
+        assert_eq!(totals.counted(Reason::Idle), 2);
+        assert_eq!(totals.declines()[0].sent, 2);
+
+        // SAFETY: Counters is made of AtomicU64 alone, has no padding, and nobody else uses this one.
+        let bytes: &[u8; size_of::<Counters>()] = unsafe { &*(&raw const totals).cast() };
+        assert_eq!(totals.all().count() * 8, bytes.len());
+        let copy = Counters::from_bytes(bytes);
+        assert_eq!(copy.values(), totals.values());
+        assert_eq!(copy.fallbacks(), totals.fallbacks());
+        assert_eq!(copy.declines(), totals.declines());
     }
 
     #[test]

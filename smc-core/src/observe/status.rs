@@ -374,6 +374,24 @@ pub struct CounterValues {
     pub opens_accepted: u64,
     /// OPEN messages declined by the peer.
     pub opens_declined: u64,
+    /// Bytes sent by RMB on connections that are over.
+    pub rmb_sent: u64,
+    /// Bytes received by RMB on connections that are over.
+    pub rmb_received: u64,
+}
+
+/// What all nodes of a runtime directory have counted together, those that have ended as well. A node that was killed
+/// may have taken its last counts with it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct TotalsStatus {
+    /// The runtime directory.
+    pub directory: String,
+    /// Node counters.
+    pub counters: CounterValues,
+    /// Fallback reasons met, with their counts.
+    pub fallbacks: Vec<ReasonCount>,
+    /// Declines of SMC-R sent and received, by diagnosis.
+    pub declines: Vec<DeclineCount>,
 }
 
 #[cfg(test)]

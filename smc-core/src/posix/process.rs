@@ -11,7 +11,7 @@ use crate::fds::{self, Entry};
 use crate::link::table;
 use crate::observe::Reason;
 use crate::stream::{
-    self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOUT, MANAGED, PLAIN, Sock,
+    self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOUT, FREE, MANAGED, PLAIN, Sock,
 };
 use crate::sys::Errno;
 use crate::{engine, lock, node, ready, sys};
@@ -273,7 +273,11 @@ fn adopt(fd: i32) {
 /// The process ends in an orderly way. Only what travels by RDMA is waited for, shortly.
 pub fn exiting() {
     stream::POOL.each(|_, s| {
-        if s.state.load(SeqCst) == MANAGED {
+        let st = s.state.load(SeqCst);
+        if st != FREE {
+            s.count_bytes();
+        }
+        if st == MANAGED {
             s.exiting();
         }
     });

@@ -1,7 +1,7 @@
 //! A stream's way through its states: publication, a place on a link, leaving it, and the end.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::fence;
+use core::sync::atomic::{AtomicU64, fence};
 
 use super::{F_INHERITED, F_LEFT, F_LISTENER, FREE, MANAGED, PLAIN, PUBLISHED, Sock};
 use crate::fabric::shm::TX_CLOSED;
@@ -147,12 +147,30 @@ impl Sock {
             let _t = self.tx.lock.lock();
             let _r = self.rx.lock.lock();
             self.detach();
+            self.count_bytes();
             self.drop_backlog();
             self.state.store(FREE, SeqCst);
             engine::withdraw(self);
             self.generation.fetch_add(1, Relaxed);
         }
         engine::forget(self);
+    }
+
+    /// Bytes sent and received by RMB so far, on this link and those before.
+    pub fn rmb_bytes(&self) -> (u64, u64) {
+        let sum = |now: &AtomicU64, before: &AtomicU64| now.load(Relaxed) + before.load(Relaxed);
+        (
+            sum(&self.tx.rmb, &self.tx.rmb_before),
+            sum(&self.rx.rmb, &self.rx.rmb_before),
+        )
+    }
+
+    /// Counts what has gone by RMB, as the connection is over.
+    pub(crate) fn count_bytes(&self) {
+        let counters = &engine::COUNTERS;
+        let (sent, received) = self.rmb_bytes();
+        counters.rmb_sent.fetch_add(sent, Relaxed);
+        counters.rmb_received.fetch_add(received, Relaxed);
     }
 
     /// Whether unread bytes wait in the RMB: closing must then reset, as TCP does.
@@ -209,6 +227,14 @@ impl Sock {
         // The parent sends what was recalled; this copy of it is leaked, as a forked child must not free.
         self.tx.backlog.store(core::ptr::null_mut(), Relaxed);
         self.rx.frozen.store(0, Relaxed);
+        for bytes in [
+            &self.tx.rmb,
+            &self.tx.rmb_before,
+            &self.rx.rmb,
+            &self.rx.rmb_before,
+        ] {
+            bytes.store(0, Relaxed);
+        }
         // SAFETY: the child has one thread.
         unsafe { *self.entry.get() = None };
         if !self.has(F_LISTENER) {

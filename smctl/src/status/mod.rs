@@ -9,7 +9,8 @@ mod view;
 use crate::output;
 use query::QueryError;
 use serde::Serialize;
-use smc_core::observe::status::NodeStatus;
+use smc_core::negotiate::Directory;
+use smc_core::observe::status::{NodeStatus, TotalsStatus};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use std::time::{Duration, SystemTime};
 /// Options of `smctl status`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Print JSON: {"nodes": [...], "problems": [...]}; with --watch one line each time
+    /// Print JSON: {"nodes": [...], "totals": [...], "problems": [...]}; with --watch one line each time
     #[arg(long)]
     json: bool,
     /// Show it again every SECS seconds (1 if not given) until interrupted
@@ -59,6 +60,8 @@ impl Place {
 #[derive(Serialize, Default)]
 pub(crate) struct Report {
     pub(crate) nodes: Vec<NodeStatus>,
+    /// For each runtime directory what its nodes have counted, those that have ended as well.
+    pub(crate) totals: Vec<TotalsStatus>,
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -141,6 +144,9 @@ pub(crate) fn gather(directories: &[PathBuf], pid: Option<u32>) -> Report {
     let mut report = Report::default();
     let mut sockets = Vec::new();
     for dir in directories {
+        if pid.is_none() {
+            report.add_totals(dir);
+        }
         match discover::sockets(dir) {
             Ok(found) => sockets.extend(found),
             Err(e) => report.problems.push(Problem {
@@ -172,6 +178,27 @@ pub(crate) fn gather(directories: &[PathBuf], pid: Option<u32>) -> Report {
 }
 
 impl Report {
+    /// Adds what the nodes of a directory have counted together.
+    fn add_totals(&mut self, dir: &Path) {
+        let directory = dir.display().to_string();
+        match Directory::read_totals(dir) {
+            Ok(Some(totals)) => self.totals.push(TotalsStatus {
+                directory,
+                counters: totals.values(),
+                fallbacks: totals.fallbacks(),
+                declines: totals.declines(),
+            }),
+            // What concerns the directory itself is said where its sockets are listed.
+            Ok(None) => {}
+            Err(e) if !dir.is_dir() => drop(e),
+            Err(e) => self.problems.push(Problem {
+                path: directory,
+                pid: None,
+                what: format!("can't read its totals: {e}"),
+            }),
+        }
+    }
+
     /// Adds the answer at `path`, unless it is of another process than the wanted one.
     fn add(
         &mut self,
@@ -220,6 +247,12 @@ fn write(out: &mut dyn Write, report: &Report, directories: &[PathBuf]) -> io::R
         }
         view::node(out, node, now)?;
     }
+    for (index, totals) in report.totals.iter().enumerate() {
+        if index != 0 || !report.nodes.is_empty() {
+            writeln!(out)?;
+        }
+        view::totals(out, totals)?;
+    }
     if report.nodes.is_empty() && report.problems.is_empty() {
         let places: Vec<String> = directories
             .iter()
@@ -237,6 +270,9 @@ fn write(out: &mut dyn Write, report: &Report, directories: &[PathBuf]) -> io::R
 mod tests {
     use super::fake::{FakeNode, sample};
     use super::*;
+    use smc_core::negotiate::RuntimeDir;
+    use smc_core::observe::Reason;
+    use std::sync::atomic::Ordering::Relaxed;
 
     fn args(json: bool, pid: Option<u32>) -> Args {
         Args {
@@ -324,6 +360,36 @@ mod tests {
     }
 
     #[test]
+    fn totals_outlive_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::at(dir.path()).unwrap();
+        let directory = Directory::open(&runtime).unwrap();
+        directory.totals().rmb_sent.store(2048, Relaxed);
+        directory.totals().count(Reason::NoPeer);
+        drop(directory);
+        let (out, err, code) = shown(dir.path(), &args(true, None));
+        assert_eq!((&*err, code), ("", ExitCode::SUCCESS));
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(json["totals"][0]["directory"], "DIR");
+        assert_eq!(json["totals"][0]["counters"]["rmb_sent"], 2048);
+        assert_eq!(json["totals"][0]["fallbacks"][0]["name"], "no-peer");
+        let (out, _, _) = shown(dir.path(), &args(false, None));
+        let first = "\
+all nodes of DIR so far, those that have ended as well
+  by RMB, on ended connections: sent 2K  received 0  upgrades 0  downgrades 0
+
+  TIMES  FALLBACK
+      1  no-peer ";
+        assert!(
+            out.starts_with(first) && out.ends_with("\nno nodes in DIR\n"),
+            "{out}"
+        );
+        let (out, _, _) = shown(dir.path(), &args(true, Some(7)));
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(json["totals"], serde_json::json!([]));
+    }
+
+    #[test]
     fn nothing_there() {
         let dir = tempfile::tempdir().unwrap();
         let (out, err, code) = shown(dir.path(), &args(false, None));
@@ -333,7 +399,10 @@ mod tests {
         );
         let (out, _, _) = shown(dir.path(), &args(true, None));
         let json: serde_json::Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(json, serde_json::json!({"nodes": [], "problems": []}));
+        assert_eq!(
+            json,
+            serde_json::json!({"nodes": [], "totals": [], "problems": []})
+        );
 
         let (out, err, code) = shown(&dir.path().join("absent"), &args(false, None));
         assert_eq!((&*out, code), ("", ExitCode::FAILURE));

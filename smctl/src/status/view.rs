@@ -6,7 +6,7 @@ use crate::table::{Align, Table};
 use smc_core::observe::Reason;
 use smc_core::observe::status::{
     ConnectionState, ConnectionStatus, DeclineCount, DirectionStatus, Fabric, GroupState,
-    LinkStatus, NodeStatus, ReasonCount,
+    LinkStatus, NodeStatus, ReasonCount, TotalsStatus,
 };
 use smc_core::wire::clc::Diagnosis;
 use std::io::{self, Write};
@@ -68,6 +68,26 @@ pub(super) fn node(out: &mut dyn Write, node: &NodeStatus, now: SystemTime) -> i
     rdma_connections(out, all)?;
     fallbacks(out, &node.fallbacks)?;
     declines(out, &node.declines)
+}
+
+/// Writes what the nodes of a directory have counted together.
+pub(super) fn totals(out: &mut dyn Write, totals: &TotalsStatus) -> io::Result<()> {
+    let c = &totals.counters;
+    writeln!(
+        out,
+        "all nodes of {} so far, those that have ended as well",
+        printable(&totals.directory)
+    )?;
+    writeln!(
+        out,
+        "  by RMB, on ended connections: sent {}  received {}  upgrades {}  downgrades {}",
+        bytes(c.rmb_sent),
+        bytes(c.rmb_received),
+        c.upgrades,
+        c.downgrades
+    )?;
+    fallbacks(out, &totals.fallbacks)?;
+    declines(out, &totals.declines)
 }
 
 /// How long the node has been there.
