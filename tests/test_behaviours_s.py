@@ -74,6 +74,59 @@ def test_S1_interrupted(t):
 
 
 @check()
+def test_S1_to_the_process(t):
+    """A signal to a process with several threads interrupts the call of its first thread, as it does on TCP."""
+    import threading
+    c = t.pair()
+    hits = []
+    buffer = ctypes.create_string_buffer(100)
+    signal.signal(signal.SIGUSR1, lambda *_: hits.append(threading.current_thread()))
+    idle = [threading.Thread(target=time.sleep, args=(8,), daemon=True) for _ in range(3)]
+    for thread in idle:
+        thread.start()
+    # Alone, then beside a signal whose handler has calls go on.
+    for both in (False, True):
+        if both:
+            signal.signal(signal.SIGUSR2, lambda *_: hits.append("restarting"))
+            signal.siginterrupt(signal.SIGUSR2, False)
+        bg(lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGUSR1)))
+        assert _raw(libc.recv, c.fileno(), buffer, 100, 0) == (-1, errno.EINTR)
+        assert hits.pop() is threading.main_thread()
+
+
+@check()
+def test_S1_both_kinds(t):
+    """Where some handlers interrupt calls and others have them go on, each does what it should, at once."""
+    import threading
+    c = t.pair()
+    seen = []
+    buffer = ctypes.create_string_buffer(100)
+    main = threading.main_thread().ident
+    # In C, so that it runs as the signal comes; Python's own handlers run when the call is over.
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: seen.append(number))
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(int(signal.SIGUSR2), handler)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+
+    def send():
+        time.sleep(0.3)
+        signal.pthread_kill(main, signal.SIGUSR2)
+        until(lambda: seen == [signal.SIGUSR2], 3, "the handler")
+        signal.pthread_kill(main, signal.SIGUSR1)
+    bg(send)
+    assert _raw(libc.recv, c.fileno(), buffer, 100, 0) == (-1, errno.EINTR)
+    assert seen == [signal.SIGUSR2]
+    # Blocked by the thread itself and pending, that signal is in nobody's way.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    signal.pthread_kill(main, signal.SIGUSR2)
+    bg(lambda: (time.sleep(0.3), signal.pthread_kill(main, signal.SIGUSR1)))
+    assert _raw(libc.recv, c.fileno(), buffer, 100, 0) == (-1, errno.EINTR)
+    assert seen == [signal.SIGUSR2]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+    assert seen == [signal.SIGUSR2] * 2
+
+
+@check()
 def test_S2_never_eintr_without_waiting(t):
     """Non-blocking reads without data say EAGAIN under 5000 signals a second."""
     c = t.pair()

@@ -19,6 +19,7 @@ mod fortify;
 mod io;
 mod process;
 mod ready;
+mod signal;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod variadic;
 

@@ -51,6 +51,12 @@ impl<T> Missing for *mut T {
     }
 }
 
+impl Missing for libc::sighandler_t {
+    fn missing() -> Self {
+        libc::SIG_ERR
+    }
+}
+
 impl Missing for () {
     fn missing() -> Self {}
 }

@@ -340,12 +340,17 @@ pub fn each_bell(mut f: impl FnMut(u32, i32)) {
 
 std::thread_local! {
     static MY_BELL: core::cell::Cell<u32> = const { core::cell::Cell::new(0) };
-    static IN_USE: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+    /// Where on the stack the use of the bell began; 0: it is not in use.
+    static IN_USE: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };
+    /// The bell was taken from a use that a long jump has left, it seems.
+    static TAKEN_OVER: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
 }
 
+/// Least depth of a signal handler's stack below what it interrupts: the kernel stores the registers in between.
+const HANDLER_DEPTH: usize = 1024;
+
 /// The calling thread's bell, made on first use; give it back with [`end_use`]. `None`: there are no more, or
-/// it is in use by what this signal handler has interrupted; sleep in short slices. (A handler that leaves by
-/// longjmp leaves the bell in use, and the thread with slices.)
+/// it is in use by what this signal handler has interrupted; sleep in short slices.
 pub fn thread_bell() -> Option<u32> {
     let known = MY_BELL.with(|b| b.get());
     if known != 0 && BELL_TABLE[known as usize].owner.load(Relaxed) == tid() {
@@ -357,13 +362,31 @@ pub fn thread_bell() -> Option<u32> {
 }
 
 /// False: this is a signal handler that interrupted the use of the bell by this thread.
+///
+/// A handler that leaves by a long jump leaves the bell in use. It is taken over by the next call that isn't deeper on
+/// the stack, as a handler's would be. One on a stack of its own may look like that: hence [`end_use`].
 fn begin_use() -> bool {
-    IN_USE.with(|u| !u.replace(true))
+    let mark = 0u8;
+    let here = (&raw const mark).addr();
+    let held = IN_USE.with(|u| u.get());
+    if held > here + HANDLER_DEPTH {
+        return false;
+    }
+    if held != 0 {
+        TAKEN_OVER.with(|t| t.set(true));
+    }
+    IN_USE.with(|u| u.set(here));
+    true
 }
 
-/// The thread's bell is no longer in use.
+/// The thread's bell is no longer in use. If it was taken over, it is rung, lest who had it before sleeps on.
 pub fn end_use() {
-    IN_USE.with(|u| u.set(false));
+    IN_USE.with(|u| u.set(0));
+    if TAKEN_OVER.with(|t| t.replace(false))
+        && let Some(fd) = bell_fd(MY_BELL.with(|b| b.get()))
+    {
+        sys::eventfd_ring(fd);
+    }
 }
 
 /// A bell for an epoll set.
@@ -548,6 +571,7 @@ pub fn after_fork_child() {
     table::after_fork_child();
     LIMBO.store(core::ptr::null_mut(), Relaxed);
     MY_BELL.with(|c| c.set(0));
-    end_use();
+    IN_USE.with(|u| u.set(0));
+    TAKEN_OVER.with(|t| t.set(false));
     DISPATCH.reset();
 }

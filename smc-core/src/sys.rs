@@ -630,7 +630,7 @@ fn next_symbol(cache: &AtomicUsize, name: &core::ffi::CStr) -> usize {
     p
 }
 
-/// libc's ppoll(2): a cancellation point. `None` waits for ever.
+/// libc's ppoll(2): a cancellation point. `None` waits for ever, and with the thread's own mask.
 pub fn ppoll(
     fds: &mut [pollfd],
     timeout: Option<timespec>,

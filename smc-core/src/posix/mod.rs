@@ -12,6 +12,7 @@ mod option;
 mod process;
 
 pub use crate::ready::{poll, select};
+pub use crate::stream::handlers_changed;
 pub use copy::{sendfile, splice};
 pub use io::{
     preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg,

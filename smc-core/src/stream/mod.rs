@@ -43,7 +43,7 @@ use crate::pool::{Pool, Pooled};
 use crate::ring::Ring;
 
 pub use rx::Want;
-pub use signals::after_fork_child;
+pub use signals::{after_fork_child, handlers_changed};
 pub use switch::Downgrade;
 pub use urgent::Owner;
 pub use wait::spin;

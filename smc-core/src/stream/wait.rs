@@ -6,7 +6,7 @@ use core::sync::atomic::fence;
 use libc::{POLLIN, POLLOUT, pollfd, timespec, timeval};
 
 use super::Sock;
-use super::signals::{Blocked, Met};
+use super::signals::Taking;
 use crate::fabric::shm::{TX_CLOSED, TX_DONE};
 use crate::sys::{Errno, Result};
 use crate::{engine, node, sys};
@@ -173,10 +173,8 @@ impl<'a> Wait<'a> {
         if fixed {
             fds[0].fd = s.doze().unwrap_or(-1);
         }
-        let signals = Blocked::begin();
-        if let Some((_, fd)) = &signals {
-            fds[2].fd = *fd;
-        }
+        let signals = Taking::now(deadline.is_some());
+        fds[2].fd = signals.fd;
         let (mut limit, mut slice) = (deadline, false);
         let on_rmb = if self.tx {
             s.tx.switches.load(Relaxed) & 1 == 1
@@ -216,7 +214,7 @@ impl<'a> Wait<'a> {
                     tv_nsec: (ns % 1_000_000_000) as i64,
                 }
             });
-            sys::ppoll(&mut fds, timeout, None)
+            sys::ppoll(&mut fds, timeout, signals.mask.as_ref())
         } else {
             Ok(1)
         };
@@ -237,18 +235,11 @@ impl<'a> Wait<'a> {
                 s.rx.hint.store(1, SeqCst);
             }
         }
-        // Last: handlers run here.
-        let seen = fds[2].revents != 0 || !matches!(r, Ok(1..));
-        match signals.map_or(Met::Nothing, |(b, _)| b.end(seen)) {
-            // With a socket timeout, calls are interrupted either way (signal(7)).
-            Met::Interrupting => return Err(Errno::EINTR),
-            Met::Restarting if deadline.is_some() => return Err(Errno::EINTR),
-            _ => {}
-        }
         match r {
             Ok(0) if slice => Ok(()),
             Ok(0) => Err(Errno::EAGAIN),
             Ok(_) => Ok(()),
+            Err(Errno::EINTR) if !signals.interrupts => Ok(()),
             Err(e) => Err(e),
         }
     }
