@@ -48,7 +48,7 @@ class Master:
     def spawn(self):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         loaded = self.rng.random() < 0.85
-        env = {key: value for key, value in os.environ.items() if not key.startswith("XSMC_") and key != "LD_PRELOAD"}
+        env = {key: value for key, value in os.environ.items() if key == "XSMC_LOG" or not key.startswith(("XSMC_", "LD_PRELOAD"))}
         env |= {"XSMC_RUNTIME_DIR": str(self.runtime), "XSMC_UPGRADE": self.rng.choice(("eager", "eager", "default")),
                 "XSMC_TEST_FLIP_US": str(self.rng.choice((0, self.flip_us))), "TORTURE_LIBRARY": str(settings.LIBRARY)}
         if loaded:
@@ -212,7 +212,7 @@ class Master:
 
     def do_pass(self, free):
         """By SCM_RIGHTS, through this process."""
-        end, to = self.pick(free, self.movable), self.rng.choice(free)
+        end, to = self.pick(free, lambda e: self.movable(e, free)), self.rng.choice(free)
         if not end or to is end.owner:
             return [], []
 
@@ -223,13 +223,13 @@ class Master:
             os.close(fds[0])
             yield to
             end.move(to)
-        return [task(end.owner)], {end.owner, to}
+        return [task(end.owner)], {end.owner, end.other.owner, to}
 
     def do_fork(self, free):
         parent = self.rng.choice(free)
         if len(self.processes) >= 10:
             return [], []
-        moved = [end for end in sorted(parent.ends, key=lambda e: e.name) if self.movable(end) and self.rng.random() < 0.5]
+        moved = [end for end in sorted(parent.ends, key=lambda e: e.name) if self.movable(end, free) and self.rng.random() < 0.5]
 
         def task():
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -240,11 +240,11 @@ class Master:
             child.pid = (yield child)["pid"]
             for end in moved:
                 end.move(child)
-        return [task()], {parent}
+        return [task()], {parent, *(end.other.owner for end in moved)}
 
     def do_exec(self, free):
         process, loaded = self.rng.choice(free), self.rng.random() < 0.85
-        if not all(self.movable(end) for end in process.ends):
+        if not all(self.movable(end, free) for end in process.ends):
             return [], []
 
         def task():
@@ -253,7 +253,7 @@ class Master:
             process.loaded, process.address = loaded, None
             self.say(process, "count")
             yield process
-        return [task()], {process}
+        return [task()], {process, *(end.other.owner for end in process.ends)}
 
     def do_kill(self, free):
         if len(self.processes) < 5 or len(free) < len(self.processes):
@@ -283,10 +283,13 @@ class Master:
 
     # --- parts of the above
 
-    def movable(self, end):
-        """Whether another process image may get this end. Where carriers are changed by force, unread bytes may lie in an RMB
-        with others behind them on TCP, and can't go back there: such a connection is reset (see README)."""
-        return not self.flip_us or not end.unread or end.reset
+    def movable(self, end, free):
+        """Whether another process image may get this end, while nothing happens to the other. Unread bytes in an RMB can't go back
+        to TCP if others, or a FIN, are behind them there, as when carriers are changed by force: such a connection is reset (see
+        README)."""
+        if end.other.open and end.other.owner not in free:
+            return False
+        return not end.unread or end.reset or not (self.flip_us or end.ends_after)
 
     def pick(self, free, which):
         ends = [end for a in self.connections for end in (a, a.other) if end.open and end.owner in free and which(end)]
@@ -361,7 +364,7 @@ class Master:
     # --- the whole
 
     WEIGHTS = {"transfer": 30, "push": 14, "pull": 14, "drain": 8, "look": 8, "connect": 9, "shutdown": 3, "close": 4, "abort": 2,
-               "dup": 3, "pass": 4, "fork": 2, "exec": 1.5, "kill": 0.7, "count": 1}
+               "dup": 3, "pass": 4, "fork": 3, "exec": 5, "kill": 0.7, "count": 1}
 
     def round(self):
         self.rounds += 1

@@ -356,6 +356,19 @@ impl Sock {
         }
     }
 
+    /// Whether all that is still to be read is on TCP. Under `rx.lock`, on TCP. A stay on the RMB may lie ahead, behind
+    /// unread bytes on TCP; if a recall has taken back all of it, it begins and ends at one offset.
+    fn rest_is_tcp(&self) -> bool {
+        let dir = self.inc();
+        let passed = self.rx.passed.load(Relaxed);
+        let entry = |n: u32| dir.log[passed.wrapping_add(n) as usize % LOG].load(Relaxed);
+        match dir.tx.switches.load(Acquire).wrapping_sub(passed) {
+            0 => true,
+            2 => entry(0) == entry(1),
+            _ => false,
+        }
+    }
+
     /// Sends more of the recalled bytes; engine. True: none are left.
     pub fn continue_backlog(&self) -> bool {
         let Some(_g) = self.tx.lock.lock() else {
@@ -430,11 +443,10 @@ impl Downgrade {
         let answered = s.rx.recall_done.load(SeqCst).wrapping_sub(self.ticket) as i32 >= 0;
         if self.ticket == 0 || s.link().is_dead() || answered {
             let at = s.locate_now();
-            let drained = s.rx.passed.load(Relaxed) == s.inc().tx.switches.load(Acquire);
             // An empty ring whose sender has left, or sent its FIN, needs no switch: the kernel has the rest.
             let ended = s.inc().tx.flags.load(Acquire) & (TX_DONE | TX_CLOSED) != 0;
             return Some(match at {
-                Ok(Want::Tcp(_)) => drained,
+                Ok(Want::Tcp(_)) => s.rest_is_tcp(),
                 Ok(Want::RingEmpty) => ended,
                 Ok(_) => !self.empty,
                 Err(_) => true,
