@@ -15,6 +15,7 @@ mod ipc;
 mod link;
 mod machine;
 mod open;
+mod outbox;
 mod parting;
 mod peer;
 mod rdma;

@@ -10,11 +10,12 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::device::Device;
+use super::outbox::Outbox;
 use super::peer::reset_block;
 use crate::fabric::mapping;
 use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
@@ -82,7 +83,7 @@ pub(super) struct LinkGroup {
     /// Both ends are xsmc's, and understand immediate data.
     pub(super) immediate: bool,
     /// LLC messages for which the send queue had no room.
-    unsent: VecDeque<[u8; crate::wire::llc::LEN]>,
+    unsent: Outbox,
     rmbs: RmbPool,
     rmb_regions: Vec<Region>,
     mirrors: RmbPool,
@@ -141,7 +142,7 @@ impl LinkGroup {
             psn: random_psn(),
             max_conns: 0,
             immediate: false,
-            unsent: VecDeque::new(),
+            unsent: Outbox::default(),
             rmbs: RmbPool::default(),
             rmb_regions: Vec::new(),
             mirrors: RmbPool::default(),
@@ -486,6 +487,12 @@ impl LinkGroup {
         }
         self.send_llc();
         if !self.unsent.is_empty() {
+            let stuck = self.unsent.is_stuck(Instant::now());
+            if let Some(llc) = self.llc.as_mut().filter(|_| stuck) {
+                llc.link_failed();
+                log::info!("link group {}: takes no messages", self.qpn().get());
+                self.run_llc();
+            }
             // Completions of what fills the send queue need not wake us.
             self.group.poll();
             return Some(Instant::now() + FULL_TIME);
@@ -502,12 +509,9 @@ impl LinkGroup {
 
     /// Sends the LLC messages that wait, in order, as far as the send queue has room.
     fn send_llc(&mut self) {
-        while let Some(bytes) = self.unsent.front() {
-            if !self.group.send_llc(bytes) {
-                return;
-            }
-            self.unsent.pop_front();
-        }
+        let group = &self.group;
+        self.unsent
+            .send(Instant::now(), |bytes| group.send_llc(bytes));
     }
 
     fn run_llc(&mut self) {
@@ -520,7 +524,7 @@ impl LinkGroup {
                     }
                 }
                 Action::Send(bytes) => {
-                    self.unsent.push_back(bytes);
+                    self.unsent.push(bytes);
                     self.send_llc();
                 }
                 Action::Established => log::debug!("link group {}: up", self.qpn().get()),
