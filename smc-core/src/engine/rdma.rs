@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::device::Device;
 use super::outbox::Outbox;
 use super::peer::reset_block;
+use super::tasks::Refusal;
 use crate::fabric::mapping;
 use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
 use crate::fabric::verbs::{
@@ -35,7 +36,7 @@ use crate::observe::status::{
 use crate::ring::pool::{RmbPool, Token};
 use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
-use crate::wire::clc::ConnEnd;
+use crate::wire::clc::{ConnEnd, Diagnosis};
 use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
 
 /// How long a group that is down may take to send what it has to say last.
@@ -326,7 +327,15 @@ impl LinkGroup {
             keepalive,
             idle: idle_time(self.role),
         };
-        self.llc = Some(Llc::new(config, Instant::now()));
+        let mut llc = Llc::new(config, Instant::now());
+        // The RMB for which the group is made.
+        for slot in self.slots.keys().copied() {
+            let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
+            if let Some(peer) = peer.flatten() {
+                let _ = llc.add_rtoken(peer.rmb);
+            }
+        }
+        self.llc = Some(llc);
         self.run_llc();
     }
 
@@ -360,7 +369,7 @@ impl LinkGroup {
     }
 
     /// The peer's end of a connection is known. Returns the rings for the stream.
-    pub(super) fn complete(&mut self, slot: u32, peer: &ConnEnd) -> verbs::Result<(Ring, Ring)> {
+    pub(super) fn complete(&mut self, slot: u32, peer: &ConnEnd) -> Result<(Ring, Ring), Refusal> {
         let no_memory = |errno| verbs::Error::of("mirror", self.domain.context(), errno);
         let addr = peer
             .rmb_addr()
@@ -386,12 +395,16 @@ impl LinkGroup {
             self.rmbs.ring(b.rmb)
         });
         let (Some(region), Some(rx)) = (region, rx) else {
-            return Err(no_memory(sys::Errno::EINVAL));
+            return Err(no_memory(sys::Errno::EINVAL).into());
         };
         let rtoken = Rtoken {
             addr,
             ..peer.rtoken
         };
+        if let Some(llc) = &mut self.llc {
+            llc.add_rtoken(rtoken)
+                .map_err(|_| Refusal::Decline(Diagnosis::ErrRtok))?;
+        }
         self.group.with(|s| {
             if let Some(entry) = s.get(slot) {
                 entry.mirror = (region, mirror.token.offset as usize);
@@ -404,9 +417,6 @@ impl LinkGroup {
                 });
             }
         });
-        if let Some(llc) = &mut self.llc {
-            let _ = llc.add_rtoken(rtoken);
-        }
         Ok((mirror.ring, rx))
     }
 
