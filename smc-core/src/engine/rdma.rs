@@ -101,6 +101,8 @@ pub(super) struct LinkGroup {
     /// When it is dropped whatever is outstanding.
     until: Option<Instant>,
     pub(super) down: Option<Down>,
+    /// CONFIRM LINK has been done: the peer takes the connection that it was done for as established.
+    pub(super) confirmed_link: bool,
     /// The TCP connections were reset after that.
     reset: bool,
     /// RMBs whose CONFIRM RKEY has come to an end.
@@ -155,6 +157,7 @@ impl LinkGroup {
             listed: false,
             until: None,
             down: None,
+            confirmed_link: false,
             reset: false,
             confirmed: Vec::new(),
         })
@@ -537,7 +540,10 @@ impl LinkGroup {
                     self.unsent.push(bytes);
                     self.send_llc();
                 }
-                Action::Established => log::debug!("link group {}: up", self.qpn().get()),
+                Action::Established => {
+                    log::debug!("link group {}: up", self.qpn().get());
+                    self.confirmed_link = true;
+                }
                 Action::ConfirmRkeyDone { token, result } => {
                     if result.is_ok() {
                         self.announced(token);

@@ -12,6 +12,7 @@ use crate::link::llc;
 use crate::negotiate::clc::{Prepared, Terms, server};
 use crate::negotiate::remote;
 use crate::observe::status::LinkGroupStatus;
+use crate::sys::Errno;
 use crate::wire::clc::{AcceptConfirm, Diagnosis};
 use crate::wire::{Mtu, SystemId};
 
@@ -279,15 +280,17 @@ impl Engine {
 
     pub(super) fn check_link(&mut self, h: &mut Handshake) {
         let Some((g, _)) = h.place else { return };
-        let (up, down) = match self.group(g) {
-            Ok(group) => (group.is_up(), group.down),
-            Err(_) => (false, Some(llc::Down::LinkFailed)),
+        let (up, down, confirmed) = match self.group(g) {
+            Ok(group) => (group.is_up(), group.down, group.confirmed_link),
+            Err(_) => (false, Some(llc::Down::LinkFailed), false),
         };
         let now = Instant::now();
         if let Some(why) = down {
             h.wait = Wait::Nothing;
             // A silent peer is the CLC machine's to time out.
             match why {
+                // The peer's program may have sent something: the way back to TCP is closed.
+                _ if confirmed => h.machine.ended(Some(Errno::ECONNRESET)),
                 llc::Down::ConfirmTimeout => {}
                 llc::Down::Eyecatcher => h.machine.decline(Diagnosis::RmbeEc, now),
                 _ => h.machine.decline(Diagnosis::ErrRdyLnk, now),
