@@ -258,7 +258,13 @@ impl Conn {
     /// Checks a message of the peer's.
     pub fn received(&mut self, m: &Cdc) -> Result<Changes, Violation> {
         // Only the difference counts: numbers wrap. Equal ones and jumps ahead are in order.
-        if (m.seq.wrapping_sub(self.peer_seq) as i16) < 0 || m.flags.failover_validation {
+        let ahead = m.seq.wrapping_sub(self.peer_seq) as i16;
+        if m.flags.failover_validation && ahead > 0 {
+            // The last message that the peer knows to have come by another link is unknown here: data is lost.
+            self.broken = true;
+            return Err(Violation);
+        }
+        if ahead < 0 || m.flags.failover_validation {
             return Ok(self.changes(false));
         }
         let own = self.own_size;

@@ -374,9 +374,23 @@ fn old_and_validating_messages_change_nothing() {
     a.deliver(&mut b).unwrap();
     let c = b.conn.received(&old.cdc).unwrap();
     assert_eq!((c.prod, c.news), (20, false));
-    let mut validation = Cdc { seq: 3, ..old.cdc };
+    let mut validation = Cdc { seq: 2, ..old.cdc };
     validation.flags.failover_validation = true;
     assert!(!b.conn.received(&validation).unwrap().news);
+}
+
+#[test]
+fn a_failover_that_has_lost_a_message_breaks_the_connection() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(10);
+    a.post();
+    let mut validation = a.flight[0].cdc;
+    a.deliver(&mut b).unwrap();
+    validation.seq += 1;
+    validation.flags.failover_validation = true;
+    assert_eq!(b.conn.received(&validation), Err(Violation));
+    b.post();
+    assert!(b.flight[0].cdc.state.abort);
 }
 
 #[test]
