@@ -25,10 +25,12 @@ use std::sync::Arc;
 use super::conn::{Changes, Immediate, Local, Outgoing, Violation};
 use super::state::{Entry, Flight, State};
 use crate::bitmap::Bitmap;
+use crate::engine::COUNTERS;
 use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
 use crate::fabric::verbs::{Completion, Event, Failure, Queue, QueuePair, Region, Wake, Write};
 use crate::lock::Lock;
 use crate::node::{self, Link};
+use crate::observe::Reason;
 use crate::stream::Owner;
 use crate::sys::{self, NoCancel};
 use crate::wire::cdc::{self, Cdc};
@@ -351,7 +353,14 @@ impl Group {
                 }
             }
             Err(_) => {
-                crate::engine::COUNTERS.count(crate::observe::Reason::PeerViolation);
+                log::info!(
+                    "link group {}: the peer broke the protocol of connection {slot}",
+                    self.qp.number()
+                );
+                match self.link.sock(slot) {
+                    Some(s) => s.note(Reason::PeerViolation),
+                    None => COUNTERS.count(Reason::PeerViolation),
+                }
                 let flags = &self.link.block(slot).dir[1].tx.flags;
                 flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
                 self.tell_program(slot);
