@@ -26,7 +26,7 @@ use super::conn::{Changes, Immediate, Local, Outgoing, Violation};
 use super::state::{Entry, Flight, State};
 use crate::bitmap::Bitmap;
 use crate::engine::COUNTERS;
-use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::fabric::verbs::{Completion, Event, Failure, Queue, QueuePair, Region, Wake, Write};
 use crate::lock::Lock;
 use crate::node::{self, Link};
@@ -372,7 +372,11 @@ impl Group {
     /// Stores what the peer said into the block.
     fn publish(&self, slot: u32, c: &Changes) {
         let [out, inc] = &self.link.block(slot).dir;
-        if inc.tx.urgent.load(Relaxed) != c.urgent {
+        let prod = inc.tx.prod.load(Relaxed);
+        let ended = inc.tx.flags.load(Relaxed) & (TX_DONE | TX_CLOSED) != 0;
+        // A program that has read to the end has been told so: what comes behind it is no part of the stream.
+        let over = ended && inc.rx.cons.load(Acquire) == prod;
+        if inc.tx.urgent.load(Relaxed) != c.urgent && !over {
             inc.tx.urgent.store(c.urgent, SeqCst);
             fence(SeqCst);
             if let Some(s) = self.link.sock(slot) {
@@ -380,7 +384,7 @@ impl Group {
             }
             self.urgent.set(slot);
         }
-        inc.tx.prod.store(c.prod, Release);
+        inc.tx.prod.store(if over { prod } else { c.prod }, Release);
         out.rx.cons.store(c.cons, Release);
         if c.flags != 0 {
             inc.tx.flags.fetch_or(c.flags, Release);
