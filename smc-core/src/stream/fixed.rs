@@ -266,8 +266,9 @@ impl Sock {
 
     /// As [`Sock::ring_ended`], where only CDC flags end a direction.
     pub(super) fn fixed_ended(&self) -> Result<RingEnd> {
-        let gone = self.aborted();
+        // In this order: a reset that comes in between must not be taken for an orderly end.
         let flags = self.inc().tx.flags.load(Acquire);
+        let gone = self.aborted();
         if !gone && flags & (TX_DONE | TX_CLOSED) == 0 && !self.has(F_SHUT_RD) {
             // A look at the completion queue costs less than another turn of the caller's.
             if !crate::link::table::poll_inside() || self.locate()? == Want::RingEmpty {
