@@ -28,8 +28,8 @@ def _build(source, output, flags):
     if not output.exists() or output.stat().st_mtime <= newest:
         output.parent.mkdir(parents=True, exist_ok=True)
         fresh = output.with_name(f"{output.name}.{os.getpid()}")
-        done = subprocess.run([compiler, "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-pthread", *flags, "-o", str(fresh),
-                               str(source), "-ldl"], capture_output=True, text=True, check=False)
+        done = subprocess.run([compiler, "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", str(fresh), str(source),
+                               *flags, "-ldl"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{source.name} does not compile:\n{done.stderr}"
         os.rename(fresh, output)
     return output
