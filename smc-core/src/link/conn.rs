@@ -341,7 +341,9 @@ impl Conn {
     /// What is due now. The caller sends it, or doesn't ask.
     pub fn next(&mut self, local: Local) -> Option<Outgoing> {
         let peer = self.peer.filter(|_| !self.closed())?;
-        let abort = self.broken || local.flags & TX_CLOSED != 0 && local.flags & TX_ABORT != 0;
+        // An abort is answered with an abort.
+        let abort = self.broken
+            || local.flags & TX_CLOSED != 0 && (local.flags & TX_ABORT != 0 || self.heard.abort);
         // The stream code writes no more than fits, and never moves a cursor back.
         let fits = self.peer_cons + u64::from(peer.mirror_size);
         let end = if abort || self.awaits_urgent() {

@@ -380,6 +380,20 @@ fn old_and_validating_messages_change_nothing() {
 }
 
 #[test]
+fn an_abort_is_answered_with_an_abort() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.local.flags |= TX_ABORT | TX_CLOSED;
+    a.post();
+    a.deliver(&mut b).unwrap();
+    b.post();
+    assert!(b.flight.is_empty(), "the program has yet to close");
+    b.local.flags |= TX_DONE | TX_CLOSED;
+    b.post();
+    let state = b.flight[0].cdc.state;
+    assert!(state.abort && !state.closed && b.conn.over());
+}
+
+#[test]
 fn a_failover_that_has_lost_a_message_breaks_the_connection() {
     let (mut a, mut b) = pair(0, 0, 0);
     a.write(10);
