@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from harness import lab as two_hosts, settings, status
+from harness import capture, lab as two_hosts, settings, status
 
 MODES = ("echo 20 1", "echo 4 1000000", "bulk 2000000", "half-close 300000", "abort 1000", "many 100 100", "close server",
          "close client")
@@ -87,7 +87,7 @@ for OURS in server client; do
 MODES
 END
     group unload "" reload
-    group idle XSMC_TEST_GROUP_IDLE_MS=300 sleep 1
+    group idle "XSMC_TEST_GROUP_IDLE_MS=300 XSMC_KEEPALIVE_MS=100" sleep 1
     kills
 done
 OURS=both
@@ -214,3 +214,106 @@ def test_wireshark_sees_the_kernels_fields(tshark, kind, fields):
         server_is_ours = listening < CLIENTS
         (own if server_is_ours == (kind == 2) else kernel).add(tuple(values))
     assert own and own == kernel
+
+
+@pytest.fixture(scope="module")
+def messages(run):
+    """All LLC and CDC messages of the run."""
+    return capture.Capture(run[0].pcap)
+
+
+def sender(message):
+    """Whose it is: "ours", "kernel's", or None where both ends are ours."""
+    if message.port >= BOTH:
+        return None
+    return "ours" if (message.port < CLIENTS) == (message.role == "server") else "kernel's"
+
+
+# Bytes of LLC messages that don't name something of the sender's; in an answer they may be the request's.
+LLC_FIELDS = {
+    capture.CONFIRM_LINK: (slice(0, 4), slice(29, 30), slice(34, 44)),
+    capture.CONFIRM_RKEY: (slice(0, 5), slice(17, 44)),
+    capture.TEST_LINK: (slice(0, 44),),
+}
+
+
+@pytest.mark.parametrize("response", [False, True])
+@pytest.mark.parametrize("kind", LLC_FIELDS)
+def test_llc_is_the_kernels(messages, kind, response):
+    """Type, length, flags, link number, limits, reserved bytes."""
+    found = {"ours": set(), "kernel's": set(), None: set()}
+    for message in messages.llc:
+        if message.kind == kind and bool(message.flags & capture.RESPONSE) == response:
+            found[sender(message)].add(tuple(message.bytes[part].hex() for part in LLC_FIELDS[kind]))
+    assert found["ours"] and found["ours"] == found["kernel's"] >= found[None], found
+
+
+def test_known_rkeys_are_deleted(messages):
+    """Linux takes each of its RMBs back after a connection: we know all of them."""
+    answers = {message.bytes.hex() for message in messages.llc
+               if message.kind == capture.DELETE_RKEY and message.flags & capture.RESPONSE}
+    assert answers == {(bytes.fromhex("292c00800100") + bytes(38)).hex()}
+
+
+def test_ends_of_link_groups_are_the_kernels(messages):
+    """Who is told that all links are deleted says so, too, with the same reason, and then ends the group."""
+    links, answered = {}, set()
+    for message in messages.llc:
+        if message.kind == capture.DELETE_LINK:
+            assert not any(message.bytes[9:]), message.bytes.hex()
+            links.setdefault((message.link, message.role), []).append(message.bytes[3:9].hex())
+    for (link, role), said in links.items():
+        told, port = links.get((link, SIDES[role == "server"]), []), link[0]
+        # Who begins says one thing (a killed process's link group is ended by one side alone).
+        if len(said) == 2 and len(told) == 1:
+            assert said == [f"60{told[0][2:]}", "400000030000"], (link, role, said, told)
+            if port < BOTH:
+                answered.add("ours" if (port < CLIENTS) == (role == "server") else "kernel's")
+    assert answered == {"ours", "kernel's"}, links
+
+
+def connections(messages):
+    """{key: CDC messages} of one direction of each connection between us and the kernel."""
+    found = {}
+    for message in messages.cdc:
+        if sender(message):
+            found.setdefault(message.key, []).append(message)
+    return found.values()
+
+
+def test_cdc_is_well_formed(messages):
+    """Ours and the kernel's: numbers, tokens, cursors, flags that stay, reserved bytes."""
+    seen = set()
+    for cdcs in connections(messages):
+        first = cdcs[0]
+        seen.add(sender(first))
+        receiver = SIDES[first.role == "server"]
+        sizes = [messages.ends[first.port, role, token].size for role, token in
+                 [(receiver, first.token)] if (first.port, role, token) in messages.ends]
+        assert sizes, f"the token of {first} was never announced"
+        assert [message.seq for message in cdcs] == list(range(1, len(cdcs) + 1)), cdcs
+        before = first
+        for message in cdcs:
+            data = message.bytes
+            assert data[1] == 44 and not any(data[8:10] + data[16:18] + data[26:]), data.hex()
+            assert message.flags & 0x1f == message.state & 0x1f == 0, data.hex()
+            assert message.producer >= before.producer and message.consumer >= before.consumer, (before, message)
+            assert message.producer[1] < sizes[0] and message.state & before.state == before.state, (before, message)
+            before = message
+    assert seen == {"ours", "kernel's"}
+
+
+@pytest.mark.parametrize("role", SIDES)
+@pytest.mark.parametrize("mode", MODES)
+def test_connections_end_as_the_kernels(messages, mode, role):
+    """The connection state flags of their messages, to the close."""
+    at = MODES.index(mode)
+    found = {"ours": set(), "kernel's": set()}
+    for cdcs in connections(messages):
+        if cdcs[0].port in (5001 + at, CLIENTS + at) and cdcs[0].role == role:
+            states = [message.state for message in cdcs]
+            # What comes after a close is from the end of the link group; others may be ended by that alone.
+            end = next((at for at, state in enumerate(states) if state & (capture.CLOSED | capture.ABORT)), None)
+            if end is not None:
+                found[sender(cdcs[0])].add(tuple(sorted(set(states[:end + 1]) - {0})))
+    assert found["ours"] == found["kernel's"] != set(), found

@@ -108,7 +108,7 @@ def frames(pcap):
         at += 16 + length
 
 
-def _roce(frame):
+def roce(frame):
     """Where RoCE v2's header begins in a frame over IPv4, or None."""
     if frame[12:14] == b"\x08\x00" and frame[23] == 17:
         udp = 14 + 4 * (frame[14] & 15)
@@ -119,7 +119,7 @@ def _roce(frame):
 
 def roce_opcodes(pcap):
     """How often each RoCE v2 opcode occurs over IPv4: {opcode: count}."""
-    starts = ((frame, _roce(frame)) for frame in frames(pcap))
+    starts = ((frame, roce(frame)) for frame in frames(pcap))
     return collections.Counter(frame[at] for frame, at in starts if at is not None)
 
 
@@ -130,7 +130,7 @@ def for_wireshark(pcap, copy):
     with open(copy, "wb") as out:
         out.write(head)
         for frame in map(bytearray, frames(pcap)):
-            at = _roce(frame)
+            at = roce(frame)
             if at is not None and frame[at] == SEND_ONLY and 0x21 <= frame[at + 12] <= 0x29:
                 fields = [13] + [82] * (frame[at + 12] == ADD_LINK and len(frame) > at + 12 + 72)
                 for field in fields:
