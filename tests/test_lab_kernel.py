@@ -245,6 +245,10 @@ def test_llc_is_the_kernels(messages, kind, response):
     for message in messages.llc:
         if message.kind == kind and bool(message.flags & capture.RESPONSE) == response:
             found[sender(message)].add(tuple(message.bytes[part].hex() for part in LLC_FIELDS[kind]))
+    if kind == capture.TEST_LINK and not (found["ours"] and found["kernel's"]):
+        # Whether a link is tested depends on how long it was silent; then there is nothing to compare with.
+        assert len(set().union(*found.values())) <= 1, found
+        return
     assert found["ours"] and found["ours"] == found["kernel's"] >= found[None], found
 
 

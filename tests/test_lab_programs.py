@@ -134,32 +134,35 @@ http {{
 
 
 def start_nginx(own, own6):
-    """nginx with two workers, and a file of 16 MB; gives it with the file's checksum."""
+    """nginx with two workers, and files of 16 MB and 100 MB; gives it with the files' checksums."""
     os.makedirs(SCRATCH, exist_ok=True)
-    content = chance.randbytes(1 << 20) * 16
-    with open(f"{SCRATCH}/file", "wb") as file:
-        file.write(content)
+    digests = {}
+    for name, millions in (("file", 16), ("big", 100)):
+        content = b"".join(chance.randbytes(1000) * 1000 for _ in range(millions))
+        digests[name] = hashlib.sha256(content).hexdigest()
+        with open(f"{SCRATCH}/{name}", "wb") as file:
+            file.write(content)
     with open(f"{SCRATCH}/nginx.conf", "w") as file:
         user = f"user {getpass.getuser()};" if os.getuid() == 0 else ""
         file.write(NGINX.format(folder=SCRATCH, own=own, own6=own6, user=user))
     command = ["nginx", "-p", SCRATCH, "-c", f"{SCRATCH}/nginx.conf", "-e", "stderr"]
-    return Service(command, 7011), hashlib.sha256(content).hexdigest()
+    return Service(command, 7011), digests
 
 
 @check(seconds=60, needs=("nginx", "curl"))
 def test_nginx_and_curl(t):
     """A file from a worker that its master has forked: by sendfile and by writev, over IPv4 and IPv6; several at once."""
-    digest = t.peer("nginx, digest = start_nginx(OWN, OWN6)\ndigest")
-    urls = (f"http://{PEER}:7011/file", f"http://{PEER}:7012/file", f"http://[{PEER6}]:7011/file")
+    digests = t.peer("nginx, digests = start_nginx(OWN, OWN6)\ndigests")
+    urls = (f"http://{PEER}:7011/file", f"http://{PEER}:7011/big", f"http://{PEER}:7012/file", f"http://[{PEER6}]:7011/file")
     with Watched(packets=1000):
         for url in urls:
             run("curl", "-sS", "-f", "-g", "-o", f"{SCRATCH}-got", url)
             with open(f"{SCRATCH}-got", "rb") as file:
-                assert hashlib.file_digest(file, "sha256").hexdigest() == digest, url
+                assert hashlib.file_digest(file, "sha256").hexdigest() == digests[url.rpartition("/")[2]], url
         run("curl", "-sS", "-f", "-Z", *(word for number in range(3) for word in ("-o", f"{SCRATCH}-{number}", urls[0])))
         for number in range(3):
             with open(f"{SCRATCH}-{number}", "rb") as file:
-                assert hashlib.file_digest(file, "sha256").hexdigest() == digest, number
+                assert hashlib.file_digest(file, "sha256").hexdigest() == digests["file"], number
     assert t.peer("smc_bytes()[1]") == []
     t.peer("nginx.stop()")
 
