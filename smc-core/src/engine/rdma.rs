@@ -250,7 +250,7 @@ impl LinkGroup {
         out.rx.notify.store(1, Relaxed);
         inc.tx.flags.store(TX_BLOCKED, Relaxed);
         let entry = Entry {
-            conn: Conn::new(size),
+            conn: Conn::new(size, 0),
             token: end.alert_token,
             mirror: (0, 0),
         };

@@ -323,7 +323,7 @@ impl Group {
         let Some((slot, entry)) = state.entry(m.token) else {
             return;
         };
-        let changes = entry.conn.received(m);
+        let changes = entry.conn.received(m, 0);
         self.take(state, slot, changes);
     }
 
@@ -331,7 +331,7 @@ impl Group {
         state.counts.cdc_received += 1;
         let i = Immediate::unpack(data);
         if let Some(Some(entry)) = state.entries.get_mut(i.slot as usize) {
-            let changes = entry.conn.written(length, i.consumed);
+            let changes = entry.conn.written(length, i.consumed, 0);
             self.take(state, i.slot, changes);
         }
     }
@@ -405,7 +405,7 @@ impl Group {
         let Some((slot, entry)) = state.entry(f.token) else {
             return;
         };
-        let cons = entry.conn.acked(f.prod);
+        let cons = entry.conn.acked(f.mark);
         let out = &self.link.block(slot).dir[0];
         if out.rx.cons.swap(cons, SeqCst) != cons && out.tx.flags.load(Relaxed) & TX_BLOCKED != 0 {
             self.tell_program(slot);
@@ -455,7 +455,7 @@ impl Group {
         let posted = post(&self.qp, &state.regions, entry, &due, flight as u32);
         state.flights[flight] = Flight {
             token: entry.token,
-            prod: due.prod,
+            mark: due.mark,
         };
         state.counts.cdc_sent += 1;
         let written = due.writes.iter().map(|w| u64::from(w.len)).sum::<u64>();

@@ -22,3 +22,10 @@ pub mod state;
 pub mod table;
 
 pub use group::Group;
+
+/// Most links of a group in use at the same time. (Their numbers on the wire go on to 255.)
+pub const LANES: usize = 2;
+
+/// A place for a link of a group, below [`LANES`]. (A *link* of SMC-R is a pair of queue pairs, one at each host. What the
+/// stream code calls [`crate::node::Link`] is a whole group.)
+pub type Lane = usize;

@@ -1,6 +1,6 @@
 //! What the lock of a link group guards: its connections, and what is under way.
 
-use super::conn::Conn;
+use super::conn::{Conn, Mark};
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::SLOTS;
 use crate::fabric::verbs::{Failure, MESSAGES, Region};
@@ -47,8 +47,8 @@ pub struct Counts {
 pub(super) struct Flight {
     /// Alert token of the connection; 0: free.
     pub(super) token: u32,
-    /// What it announces.
-    pub(super) prod: u64,
+    /// What its completion acknowledges.
+    pub(super) mark: Mark,
 }
 
 /// What the lock guards.
