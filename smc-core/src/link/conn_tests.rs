@@ -505,7 +505,7 @@ fn a_failover_that_has_lost_a_message_breaks_the_connection() {
     a.deliver(&mut b).unwrap();
     validation.seq += 1;
     validation.flags.failover_validation = true;
-    assert_eq!(b.conn.received(&validation), Err(Violation));
+    assert_eq!(b.conn.received(&validation, 0), Err(Violation));
     b.post();
     assert!(b.flight[0].cdc.state.abort);
 }
