@@ -95,6 +95,10 @@ impl LinkGroup {
                 Role::Client => llc.accept_link(own, &rmbs, now),
             }
         }
+        // It may have waited for too long.
+        if self.llc.as_ref().and_then(|llc| llc.link(lane)).is_none() {
+            self.drop_port(lane);
+        }
         self.run_llc();
         Ok(())
     }

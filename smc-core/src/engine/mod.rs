@@ -8,6 +8,7 @@
 //!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`,
 //!   `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
+mod buffers;
 mod device;
 mod handshake;
 mod idle;

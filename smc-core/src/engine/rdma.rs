@@ -1,36 +1,28 @@
 //! A link group as the engine keeps it: its ends of links, buffers, LLC.
 //!
-//! The data path is [`Group`]; here is what happens around it: handing out slots and buffers, running the LLC state
-//! machine, and the end. How links come and go is in `lanes`.
-//!
-//! Buffers are cut from chunks of 4 MiB, and registered for each link: RMBs one by one, mirrors (what is sent is
-//! written there first) by the chunk. An RMB is not taken back by DELETE RKEY when its connection ends: it stays known
-//! to the peer, and is used for the next connection.
+//! The data path is [`Group`]; here is what happens around it: running the LLC state machine, and the end. How links
+//! come and go is in `lanes`, what connections use in `buffers`.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::buffers::Buffers;
 use super::device::Device;
 use super::lanes::Wanted;
 use super::outbox::Outbox;
-use super::peer::reset_block;
 use super::port::{Port, Remote};
-use super::tasks::Refusal;
 use crate::fabric::mapping;
-use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_CLOSED};
 use crate::fabric::verbs::{self, Choice};
-use crate::link::conn::{self, Conn};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
 use crate::link::rtoken::Rtokens;
-use crate::link::state::{self, Entry};
 use crate::link::{Group, LANES, Lane, table};
 use crate::node::{LINK_POOL, Link};
 use crate::ring::pool::{RmbPool, Token};
-use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
-use crate::wire::clc::{ConnEnd, Diagnosis};
-use crate::wire::{Gid, RmbSize, Rtoken, SystemId};
+use crate::wire::clc::ConnEnd;
+use crate::wire::{Gid, Rtoken, SystemId};
 
 /// Place of a group's first link.
 pub(super) const FIRST: Lane = 0;
@@ -40,24 +32,10 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// After how long a full send queue is tried again.
 const FULL_TIME: Duration = Duration::from_millis(1);
 
-/// What one connection uses.
-pub(super) struct Buffers {
-    pub(super) rmb: Token,
-    /// The RTokens of that.
-    pub(super) tokens: Rtokens,
-    mirror: Option<Token>,
-    /// The link that CLC speaks of.
-    lane: Lane,
-    /// What it says of our end.
-    pub(super) end: ConnEnd,
-    /// The group was made for this connection.
-    pub(super) first: bool,
-}
-
 /// See the module comment.
 pub(super) struct LinkGroup {
     pub(super) group: Box<Group>,
-    link: &'static Link,
+    pub(super) link: &'static Link,
     link_pool_index: u32,
     seg: *mut u8,
     /// Names it for people: number of its first queue pair.
@@ -81,7 +59,7 @@ pub(super) struct LinkGroup {
     pub(super) slots: HashMap<u32, Buffers>,
     /// RMBs that the peer knows.
     pub(super) known: Vec<Token>,
-    life: u32,
+    pub(super) life: u32,
     /// CDC messages that had come by each link at the last look.
     heard: [u64; LANES],
     /// A queue pair for one more link.
@@ -197,90 +175,6 @@ impl LinkGroup {
         self.group.clear_events();
     }
 
-    /// What can't be had of the host.
-    fn shortage(&self, operation: &'static str, errno: sys::Errno) -> verbs::Error {
-        match self.ports.iter().flatten().next() {
-            Some(port) => port.error(operation, errno),
-            None => verbs::Error::new(operation, verbs::Object::QueuePair(self.id), errno),
-        }
-    }
-
-    /// Takes slot and RMB for a connection on a link. Returns the slot, and what CLC says of our end.
-    pub(super) fn prepare(&mut self, size: u32, lane: Lane) -> verbs::Result<(u32, ConnEnd)> {
-        let slot = (0..SLOTS)
-            .find(|slot| !self.slots.contains_key(slot))
-            .ok_or_else(|| self.shortage("slots", sys::Errno::ENOSPC))?;
-        let (rmb, new) = self
-            .rmbs
-            .alloc(size_class(size))
-            .map_err(|errno| self.shortage("RMB", errno))?;
-        if let Some(new) = new {
-            crate::fds::close_private(new.fd);
-        }
-        let named = self.tokens(rmb.token, rmb.ring).and_then(|tokens| {
-            match (self.port(lane), tokens[lane]) {
-                (Some(port), Some(token)) => Ok((tokens, port.end(), token)),
-                _ => Err(self.shortage("link", sys::Errno::ENOENT)),
-            }
-        });
-        let (tokens, own, rtoken) = named.inspect_err(|_| self.rmbs.free(rmb.token))?;
-        let Some(size) = RmbSize::from_bytes(rmb.token.size) else {
-            return Err(self.shortage("RMB", sys::Errno::EINVAL));
-        };
-        self.life += 1;
-        let end = ConnEnd {
-            gid: own.end.gid,
-            mac: own.end.mac,
-            qpn: own.end.qpn,
-            psn: own.psn,
-            mtu: own.mtu,
-            rtoken,
-            rmb_size: size,
-            rmb_index: 1,
-            alert_token: state::token(slot, self.life),
-        };
-        reset_block(self.link, slot);
-        let [out, inc] = &self.link.block(slot).dir;
-        // The group wants to hear of everything: see `Link::tell`, and `Sock::consume`.
-        out.rx.notify.store(1, Relaxed);
-        inc.tx.flags.store(TX_BLOCKED, Relaxed);
-        let entry = Entry {
-            conn: Conn::new(size, lane),
-            token: end.alert_token,
-            lane,
-            element: 0,
-            mirror: (0, 0),
-        };
-        self.group.with(|s| s.insert(slot, entry));
-        self.slots.insert(
-            slot,
-            Buffers {
-                rmb: rmb.token,
-                tokens,
-                mirror: None,
-                lane,
-                end,
-                first: self.llc.is_none(),
-            },
-        );
-        if let Some(llc) = &mut self.llc {
-            llc.set_connections(self.slots.len(), Instant::now());
-        }
-        Ok((slot, end))
-    }
-
-    /// The RTokens of an RMB on all links.
-    pub(super) fn tokens(&mut self, rmb: Token, ring: Ring) -> verbs::Result<Rtokens> {
-        let mut tokens = [None; LANES];
-        for (token, port) in tokens.iter_mut().zip(&mut self.ports) {
-            if let Some(port) = port {
-                // SAFETY: the pool gave them together, and is retired after the ports are dropped.
-                *token = Some(unsafe { port.rmb(ring, rmb) }?);
-            }
-        }
-        Ok(tokens)
-    }
-
     /// The peer's end of the first link is known: it may write and send to us from now on.
     pub(super) fn connect(&mut self, remote: Remote) -> verbs::Result<()> {
         if let Some(port) = &mut self.ports[FIRST] {
@@ -323,9 +217,14 @@ impl LinkGroup {
         let mut llc = Llc::new(config, Instant::now());
         // What CLC has said already.
         for slot in self.slots.keys() {
-            let peer = self.group.with(|s| s.get(*slot)?.conn.peer().copied());
-            if let Some(peer) = peer.flatten() {
-                let _ = llc.add_rtoken([Some(peer.rmb), None]);
+            let rmb = self.group.with(|s| {
+                let entry = s.get(*slot)?;
+                let rmb = entry.conn.peer()?.rmb;
+                let addr = rmb.addr.wrapping_sub(entry.element);
+                Some(Rtoken { addr, ..rmb })
+            });
+            if let Some(Some(rmb)) = rmb {
+                let _ = llc.add_rtoken([Some(rmb), None]);
             }
         }
         self.llc = Some(llc);
@@ -365,76 +264,6 @@ impl LinkGroup {
         self.llc.as_ref().is_some_and(Llc::is_up)
     }
 
-    /// The peer's end of a connection is known. Returns the rings for the stream.
-    pub(super) fn complete(&mut self, slot: u32, peer: &ConnEnd) -> Result<(Ring, Ring), Refusal> {
-        let element = peer.rmb_addr().map(|addr| addr - peer.rtoken.addr);
-        let lane = self.slots.get(&slot).map(|b| b.lane);
-        let (Some(element), Some(lane)) = (element, lane) else {
-            return Err(self.shortage("connection", sys::Errno::EINVAL).into());
-        };
-        // The link of the negotiation may be gone again.
-        let at = self.group.with(|s| s.get(slot).map(|e| e.lane)).flatten();
-        let at = at.unwrap_or(lane);
-        let mut rmb = Some(peer.rtoken);
-        if let Some(llc) = &mut self.llc {
-            let mut tokens = [None; LANES];
-            tokens[lane] = rmb;
-            llc.add_rtoken(tokens)
-                .map_err(|_| Refusal::Decline(Diagnosis::ErrRtok))?;
-            let known = llc.rtokens().get(lane, peer.rtoken.rkey);
-            if at != lane {
-                rmb = known.and_then(|tokens| tokens[at]);
-            }
-        }
-        let rmb = rmb.ok_or_else(|| self.shortage("RToken", sys::Errno::ENOENT))?;
-        let mirror_size = peer.rmb_size.bytes().clamp(MIN_SIZE, CHUNK);
-        let (mirror, new) = self
-            .mirrors
-            .alloc(size_class(mirror_size))
-            .map_err(|errno| self.shortage("mirror", errno))?;
-        if let Some(new) = new {
-            crate::fds::close_private(new.fd);
-        }
-        self.register_mirror(mirror.token, mirror.ring)
-            .inspect_err(|_| self.mirrors.free(mirror.token))?;
-        let rx = self.slots.get_mut(&slot).and_then(|b| {
-            b.mirror = Some(mirror.token);
-            self.rmbs.ring(b.rmb)
-        });
-        let rx = rx.ok_or_else(|| self.shortage("RMB", sys::Errno::EINVAL))?;
-        self.group.with(|s| {
-            if let Some(entry) = s.get(slot) {
-                entry.element = element;
-                entry.mirror = (mirror.token.chunk as usize, mirror.token.offset as usize);
-                entry.conn.connect(conn::Peer {
-                    token: peer.alert_token,
-                    rmb: Rtoken {
-                        addr: rmb.addr.wrapping_add(element),
-                        ..rmb
-                    },
-                    size: peer.rmb_size,
-                    mirror_size: mirror.token.size,
-                    slot: self.immediate.then(|| state::slot(peer.alert_token)),
-                });
-            }
-        });
-        Ok((mirror.ring, rx))
-    }
-
-    /// Registers the chunk of a mirror for all links.
-    pub(super) fn register_mirror(&self, mirror: Token, ring: Ring) -> verbs::Result<()> {
-        for (lane, port) in self.ports.iter().enumerate() {
-            if let Some(port) = port
-                && !self.group.has_mirrors(lane, mirror.chunk)
-            {
-                // SAFETY: the pool gave them together, and is retired after the group's queue pairs are gone.
-                let region = unsafe { port.mirrors(ring, mirror) }?;
-                self.group.add_mirrors(lane, mirror.chunk, region);
-            }
-        }
-        Ok(())
-    }
-
     /// The stream that a connection was made for is gone: the connection is closed.
     pub(super) fn abandon(&mut self, slot: u32) {
         let out = &self.link.block(slot).dir[0];
@@ -449,20 +278,6 @@ impl LinkGroup {
                 entry.conn.lost();
             }
         });
-    }
-
-    /// Gives back what a connection used: it has ended, or never began.
-    pub(super) fn release(&mut self, slot: u32) {
-        self.group.with(|s| s.remove(slot));
-        if let Some(b) = self.slots.remove(&slot) {
-            self.rmbs.free(b.rmb);
-            if let Some(m) = b.mirror {
-                self.mirrors.free(m);
-            }
-        }
-        if let Some(llc) = &mut self.llc {
-            llc.set_connections(self.slots.len(), Instant::now());
-        }
     }
 
     /// Does what has become due. Returns when to look again.

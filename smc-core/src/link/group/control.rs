@@ -31,6 +31,7 @@ impl Group {
     pub fn take_pair(&self, lane: Lane) -> Option<Pair> {
         let pair = self.with_pairs(|pairs, state| {
             state.up[lane] = false;
+            state.failures[lane] = None;
             pairs[lane].take()
         });
         let pair = pair.flatten()?;
