@@ -254,6 +254,11 @@ impl Conn {
         self.told.closed || self.told.abort
     }
 
+    /// The link by which the peer's last message came.
+    pub fn peer_lane(&self) -> Lane {
+        self.peer_lane
+    }
+
     /// Producer position up to which SENDs have completed: the peer's host has those bytes.
     pub fn delivered(&self) -> u64 {
         self.acked

@@ -290,18 +290,36 @@ impl Group {
     fn received(&self, pairs: &Pairs, state: &mut State, lane: Lane, m: &Cdc) {
         self.note_cdc(state, lane);
         if m.flags.failover_validation && !state.validating {
-            // What the peer knows to be here may lie in the queues of the other links.
-            state.validating = true;
-            for other in (0..LANES).filter(|other| *other != lane) {
-                self.poll_lane(pairs, state, other);
-            }
-            state.validating = false;
+            self.left_by_peer(pairs, state, lane, m.token);
         }
         let Some((slot, entry)) = state.entry(m.token) else {
             return;
         };
         let changes = entry.conn.received(m, lane);
         self.take(pairs, state, slot, changes);
+    }
+
+    /// The peer has moved a connection to link `lane`, and says so there.
+    #[cold]
+    fn left_by_peer(&self, pairs: &Pairs, state: &mut State, lane: Lane, token: u32) {
+        // What it knows to be here may lie in the queue of the other link.
+        state.validating = true;
+        for other in (0..LANES).filter(|other| *other != lane) {
+            self.poll_lane(pairs, state, other);
+        }
+        state.validating = false;
+        let from = state.entry(token).map(|(_, e)| e.conn.peer_lane());
+        if let Some(from) = from.filter(|from| *from != lane)
+            && let Some(pair) = pair::at(pairs, from)
+        {
+            // What the peer's device still has to do there would be outdated.
+            if let Err(e) = pair.qp.to_error() {
+                log::debug!("{e}");
+            }
+            // The peer uses the other one: it works, though the engine may not have heard of that.
+            state.up[lane] = state.failures[lane].is_none();
+            self.failed(state, from, Failure::Flushed);
+        }
     }
 
     fn note_cdc(&self, state: &mut State, lane: Lane) {
