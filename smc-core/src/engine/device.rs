@@ -96,14 +96,7 @@ impl Engine {
                 }
                 Ok(Some(AsyncEvent::QueueError)) => self.fail_groups(i, |_| true),
                 // A link survives a port that comes back in time; else it fails by itself.
-                Ok(Some(event)) => {
-                    log::debug!("{}: {event:?}", device.name());
-                    if let AsyncEvent::PortDown(port) = event {
-                        for group in self.groups.iter_mut().flatten() {
-                            group.port_down(device, port);
-                        }
-                    }
-                }
+                Ok(Some(event)) => log::debug!("{}: {event:?}", device.name()),
                 Err(e) => {
                     log::warn!("{e}");
                     gone = true;
@@ -135,8 +128,9 @@ impl Engine {
             return;
         };
         for group in self.groups.iter_mut().flatten() {
-            if group.fail(device, &which) {
+            if group.is_on(device) && which(group.qpn().get()) {
                 COUNTERS.count(Reason::LinkLost);
+                group.fail();
             }
         }
     }

@@ -15,7 +15,6 @@ use super::tasks::IMMEDIATE;
 use super::{COUNTERS, ENDING};
 use crate::fabric::verbs::Choice;
 use crate::link::llc::RkeyError;
-use crate::link::rtoken::Rtokens;
 use crate::negotiate::clc::{
     Action, Client, Established, Local, Outcome, Prepared, Server, Side, server,
 };
@@ -26,22 +25,19 @@ use crate::ring::Ring;
 use crate::stream::{self, F_ACCEPTED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
 use crate::wire::clc::{Diagnosis, List};
-use crate::wire::{Eid, Gid};
+use crate::wire::{Eid, Rtoken};
 
 /// Connections that one of our link groups takes; the most that the protocol can say.
 const MAX_CONNS: u8 = 255;
-/// Links of a group. A server with a single port agrees to one: a second would need another port, and the client would
-/// wait for it. A client says no to a second link that makes no sense.
-const MAX_LINKS: u8 = 2;
+/// Links of a group. One: a second would need a second device, and the peer would wait for it.
+const MAX_LINKS: u8 = 1;
 /// What a handshake waits for, besides the peer's messages.
 pub(super) enum Wait {
     Nothing,
     /// CONFIRM LINK of its group.
     Link,
-    /// The second link of its group, or that there will be none.
-    SecondLink,
     /// The peer's answer to CONFIRM RKEY.
-    Rkey(Rtokens),
+    Rkey(Rtoken),
     /// The first contact of another connection with the same client, or the time when it is too late for that.
     Group(usize, server::Request, Instant),
 }
@@ -221,7 +217,7 @@ impl Engine {
     ) {
         let now = Instant::now();
         let server = s.has(F_ACCEPTED);
-        let mut config = self.clc_local();
+        let config = self.clc_local();
         let offered = remote::remote().and_then(|r| {
             let tunables = r.offers(local, peer, s.role())?;
             Some((tunables, r.device(local.ip())))
@@ -238,13 +234,6 @@ impl Engine {
             }
             None => Some(Diagnosis::CnfErr),
         };
-        let others = match (remote::remote(), &h.choice) {
-            (Some(remote), Some(choice)) => remote.others(choice),
-            _ => Vec::new(),
-        };
-        if server && others.is_empty() {
-            config.max_links = 1;
-        }
         log::debug!(
             "{local} -> {peer}: CLC as {}",
             if server { "server" } else { "client" }
@@ -258,9 +247,8 @@ impl Engine {
                 Machine::Server(Box::new(m))
             }
             (false, None, Some(choice)) => {
-                let gids: Vec<Gid> = others.iter().map(|other| other.gid).take(7).collect();
-                let more = List::from_slice(&gids).unwrap_or_default();
-                Machine::Client(Box::new(Client::new(config, choice.gid, more, now)))
+                let gid = choice.gid;
+                Machine::Client(Box::new(Client::new(config, gid, List::new(), now)))
             }
             (false, refusal, _) => {
                 let d = refusal.unwrap_or(Diagnosis::NoSmcRDev);
@@ -391,12 +379,6 @@ impl Engine {
                 }
                 note(group.tend());
                 confirmed.extend(group.confirmed.drain(..).map(|c| (g, c)));
-                if group.wanted.is_some() {
-                    self.second_link(g);
-                    if let Ok(group) = self.group(g) {
-                        note(group.tend());
-                    }
-                }
             }
         }
         let now = Instant::now();
@@ -406,7 +388,6 @@ impl Engine {
             };
             match h.wait {
                 Wait::Link => self.check_link(&mut h),
-                Wait::SecondLink => self.check_second_link(&mut h),
                 Wait::Rkey(token) => {
                     let answer = confirmed
                         .iter()
@@ -423,7 +404,7 @@ impl Engine {
                 Wait::Group(g, request, until) => {
                     let over = self
                         .group(g)
-                        .map_or(true, |g| g.is_up() && !g.is_adding() || g.down.is_some());
+                        .map_or(true, |g| g.is_up() || g.down.is_some());
                     if over || now >= until {
                         self.task(&mut h, Task::Prepare(request));
                     } else {
@@ -548,7 +529,7 @@ fn hostname() -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::SystemId;
+    use crate::wire::{Gid, SystemId};
 
     fn handshake(server: bool) -> Handshake {
         let local = Local {

@@ -8,19 +8,16 @@
 //!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`,
 //!   `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
-mod buffers;
 mod device;
 mod handshake;
 mod idle;
 mod ipc;
-mod lanes;
 mod link;
 mod machine;
 mod open;
 mod outbox;
 mod parting;
 mod peer;
-mod port;
 mod rdma;
 mod run;
 mod status;

@@ -1,69 +1,101 @@
-//! A link group as the engine keeps it: its ends of links, buffers, LLC.
+//! A link group as the engine keeps it: device, queue pair, buffers, LLC.
 //!
-//! The data path is [`Group`]; here is what happens around it: running the LLC state machine, and the end. How links
-//! come and go is in `lanes`, what connections use in `buffers`.
+//! The data path is [`Group`]; here is what happens around it: making the queue pair, handing out slots and
+//! buffers, running the LLC state machine, and the end.
+//!
+//! Buffers are cut from chunks of 4 MiB, each registered once as a memory region of this group's: RMBs from
+//! chunks that the peer may write, mirrors (what is sent is written there first) from chunks that it may not.
+//! All RMBs of a chunk share its rkey, so an RMB is not taken back by DELETE RKEY when its connection ends: it
+//! stays known to the peer, and is used for the next connection.
 
-use core::sync::atomic::Ordering::{Acquire, SeqCst};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
-use super::buffers::Buffers;
 use super::device::Device;
-use super::lanes::Wanted;
 use super::outbox::Outbox;
-use super::port::{Port, Remote};
+use super::peer::reset_block;
+use super::tasks::Refusal;
 use crate::fabric::mapping;
-use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_CLOSED};
-use crate::fabric::verbs::{self, Choice};
+use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::verbs::{
+    self, Access, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
+    SEND_DEPTH,
+};
+use crate::link::Group;
+use crate::link::conn::{self, Conn};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
-use crate::link::rtoken::Rtokens;
-use crate::link::{Group, LANES, Lane, table};
+use crate::link::state::{self, Entry};
+use crate::link::table;
 use crate::node::{LINK_POOL, Link};
+use crate::observe::status::{
+    GroupRole, GroupState, LinkEnd, LinkGroupStatus, RdmaEnd, RdmaStatus,
+};
 use crate::ring::pool::{RmbPool, Token};
+use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
-use crate::wire::clc::ConnEnd;
-use crate::wire::{Gid, Rtoken, SystemId};
-
-/// Place of a group's first link.
-pub(super) const FIRST: Lane = 0;
+use crate::wire::clc::{ConnEnd, Diagnosis};
+use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
 
 /// How long a group that is down may take to send what it has to say last.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// After how long a full send queue is tried again.
 const FULL_TIME: Duration = Duration::from_millis(1);
 
+/// The peer's end of a link, as its Accept or Confirm says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    /// For people. A Linux client leaves it out of the Proposal, from which [`LinkGroup::peer`] is.
+    pub(super) system_id: SystemId,
+    pub(super) gid: Gid,
+    pub(super) qpn: Qpn,
+    pub(super) psn: Psn,
+    pub(super) mtu: Mtu,
+}
+
+/// What one connection uses.
+struct Buffers {
+    rmb: Token,
+    mirror: Option<Token>,
+    /// What CLC says of our end.
+    end: ConnEnd,
+    /// The group was made for this connection.
+    first: bool,
+}
+
 /// See the module comment.
 pub(super) struct LinkGroup {
-    pub(super) group: Box<Group>,
-    pub(super) link: &'static Link,
+    group: Box<Group>,
+    link: &'static Link,
     link_pool_index: u32,
     seg: *mut u8,
-    /// Names it for people: number of its first queue pair.
-    pub(super) id: u32,
-    pub(super) ports: [Option<Port>; LANES],
-    pub(super) llc: Option<Llc>,
+    device: Choice,
+    domain: Arc<ProtectionDomain>,
+    llc: Option<Llc>,
     pub(super) role: Role,
-    /// Who the peer is, as its first CLC message says: a Linux client leaves it out there,
     pub(super) peer: SystemId,
-    /// but not in the next one. For people.
-    pub(super) peer_name: SystemId,
-    /// Server: the client's GIDs, the first one from its Proposal, which names it.
-    pub(super) client_gids: Vec<Gid>,
-    pub(super) max_conns: u8,
+    pub(super) remote: Option<Remote>,
+    /// Server: the client's GID, from its Proposal.
+    pub(super) client_gid: Option<Gid>,
+    pub(super) psn: Psn,
+    max_conns: u8,
     /// Both ends are xsmc's, and understand immediate data.
     pub(super) immediate: bool,
     /// LLC messages for which the send queue had no room.
-    pub(super) unsent: Outbox,
-    pub(super) rmbs: RmbPool,
-    pub(super) mirrors: RmbPool,
-    pub(super) slots: HashMap<u32, Buffers>,
+    unsent: Outbox,
+    rmbs: RmbPool,
+    rmb_regions: Vec<Region>,
+    mirrors: RmbPool,
+    /// Index in the group's list of regions, by chunk.
+    mirror_regions: Vec<usize>,
+    slots: HashMap<u32, Buffers>,
     /// RMBs that the peer knows.
-    pub(super) known: Vec<Token>,
-    pub(super) life: u32,
-    /// CDC messages that had come by each link at the last look.
-    heard: [u64; LANES],
-    /// A queue pair for one more link.
-    pub(super) wanted: Option<Wanted>,
+    known: Vec<Rtoken>,
+    life: u32,
+    /// CDC messages that had come at the last look.
+    received: u64,
     /// In the dispatcher's table.
     listed: bool,
     /// When it is dropped whatever is outstanding.
@@ -74,7 +106,7 @@ pub(super) struct LinkGroup {
     /// The TCP connections were reset after that.
     reset: bool,
     /// RMBs whose CONFIRM RKEY has come to an end.
-    pub(super) confirmed: Vec<(Rtokens, Result<(), RkeyError>)>,
+    pub(super) confirmed: Vec<(Rtoken, Result<(), RkeyError>)>,
 }
 
 impl LinkGroup {
@@ -86,46 +118,42 @@ impl LinkGroup {
         peer: SystemId,
         epfd: i32,
     ) -> verbs::Result<LinkGroup> {
-        let (port, pair) = Port::new(device, choice)?;
-        let no_memory = |errno| port.error("mmap", errno);
+        let queue = Queue::new(device.context(), SEND_DEPTH + RECEIVE_DEPTH)?;
+        let qp = QueuePair::new(device.domain(), &queue, &queue)?;
+        qp.to_init(choice.port)?;
+        qp.post_receives()?;
+        let no_memory = |errno| verbs::Error::of("mmap", device.context(), errno);
         let seg = sys::map(-1, SEGMENT_LEN).map_err(no_memory)?;
         let Some((link_pool_index, link)) = LINK_POOL.alloc() else {
             mapping::retire(seg, SEGMENT_LEN);
             return Err(no_memory(sys::Errno::ENOMEM));
         };
-        let group = Group::new(link, epfd).and_then(|group| {
-            link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
-            group.add_pair(FIRST, pair)?;
-            group.link_up(FIRST);
-            Ok(group)
-        });
-        let group = group.map_err(|errno| {
-            mapping::retire(seg, SEGMENT_LEN);
-            LINK_POOL.free(link_pool_index);
-            no_memory(errno)
-        })?;
+        let group = Group::new(link, qp, queue, epfd);
+        link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
         Ok(LinkGroup {
             group,
             link,
             link_pool_index,
             seg,
-            id: port.qpn().get(),
-            ports: [Some(port), None],
+            device: choice.clone(),
+            domain: device.domain().clone(),
             llc: None,
             role,
             peer,
-            peer_name: peer,
-            client_gids: Vec::new(),
+            remote: None,
+            client_gid: None,
+            psn: random_psn(),
             max_conns: 0,
             immediate: false,
             unsent: Outbox::default(),
             rmbs: RmbPool::default(),
+            rmb_regions: Vec::new(),
             mirrors: RmbPool::default(),
+            mirror_regions: Vec::new(),
             slots: HashMap::new(),
             known: Vec::new(),
             life: 0,
-            heard: [0; LANES],
-            wanted: None,
+            received: 0,
             listed: false,
             until: None,
             down: None,
@@ -139,8 +167,9 @@ impl LinkGroup {
         self.link
     }
 
-    pub(super) fn port(&self, lane: Lane) -> Option<&Port> {
-        self.ports.get(lane)?.as_ref()
+    /// Our queue pair.
+    pub(super) fn qpn(&self) -> Qpn {
+        Qpn::new(self.group.qp().number()).unwrap_or_default()
     }
 
     /// Has completions reported to the engine, as event `data`.
@@ -151,6 +180,11 @@ impl LinkGroup {
     /// See [`Group::watched`].
     pub(super) fn watched(&self) -> bool {
         self.group.watched()
+    }
+
+    /// Device, port and GID.
+    pub(super) fn choice(&self) -> &Choice {
+        &self.device
     }
 
     /// Whether one more connection may use it.
@@ -172,25 +206,108 @@ impl LinkGroup {
 
     /// Takes the events of the completion channel.
     pub(super) fn clear_events(&self) {
-        self.group.clear_events();
+        if let Err(e) = self.group.queue().clear_events() {
+            log::warn!("{e}");
+        }
     }
 
-    /// The peer's end of the first link is known: it may write and send to us from now on.
-    pub(super) fn connect(&mut self, remote: Remote) -> verbs::Result<()> {
-        if let Some(port) = &mut self.ports[FIRST] {
-            port.connect(remote)?;
+    /// Takes slot and RMB for a connection. Returns the slot, and what CLC says of our end.
+    pub(super) fn prepare(&mut self, size: u32, mtu: Mtu) -> verbs::Result<(u32, ConnEnd)> {
+        let no_room = |errno| verbs::Error::of("slots", self.domain.context(), errno);
+        let slot = (0..SLOTS)
+            .find(|slot| !self.slots.contains_key(slot))
+            .ok_or_else(|| no_room(sys::Errno::ENOSPC))?;
+        let (rmb, new) = self.rmbs.alloc(size_class(size)).map_err(no_room)?;
+        if let Some(new) = new {
+            crate::fds::close_private(new.fd);
+            let registered = self.register(rmb.ring, rmb.token, Access::Remote);
+            let region = registered.inspect_err(|_| self.rmbs.free(rmb.token))?;
+            self.rmb_regions.push(region);
         }
+        let size = RmbSize::from_bytes(rmb.token.size);
+        let region = self.rmb_regions.get(rmb.token.chunk as usize);
+        let (Some(size), Some(region)) = (size, region) else {
+            return Err(no_room(sys::Errno::EINVAL));
+        };
+        self.life += 1;
+        let end = ConnEnd {
+            gid: self.device.gid,
+            mac: Mac(self.device.mac),
+            qpn: self.qpn(),
+            psn: self.psn,
+            mtu,
+            rtoken: Rtoken {
+                rkey: region.rkey(),
+                addr: region.address() + u64::from(rmb.token.offset),
+            },
+            rmb_size: size,
+            rmb_index: 1,
+            alert_token: state::token(slot, self.life),
+        };
+        reset_block(self.link, slot);
+        let [out, inc] = &self.link.block(slot).dir;
+        // The group wants to hear of everything: see `Link::tell`, and `Sock::consume`.
+        out.rx.notify.store(1, Relaxed);
+        inc.tx.flags.store(TX_BLOCKED, Relaxed);
+        let entry = Entry {
+            conn: Conn::new(size),
+            token: end.alert_token,
+            mirror: (0, 0),
+        };
+        self.group.with(|s| s.insert(slot, entry));
+        self.slots.insert(
+            slot,
+            Buffers {
+                rmb: rmb.token,
+                mirror: None,
+                end,
+                first: self.llc.is_none(),
+            },
+        );
+        if let Some(llc) = &mut self.llc {
+            llc.set_connections(self.slots.len(), Instant::now());
+        }
+        Ok((slot, end))
+    }
+
+    fn register(&self, ring: Ring, token: Token, access: Access) -> verbs::Result<Region> {
+        let (at, _) = ring.span(0, 1);
+        // SAFETY: the chunk begins `offset` bytes before its ring, and stays mapped until the group is
+        // buried, which drops the regions first.
+        unsafe {
+            let base = NonNull::new_unchecked(at.sub(token.offset as usize));
+            Region::register(&self.domain, base, CHUNK as usize, access)
+        }
+    }
+
+    /// The peer's end of the link is known: it may write and send to us from now on.
+    pub(super) fn connect(&mut self, remote: Remote) -> verbs::Result<()> {
+        self.group.qp().to_rtr(&Path {
+            port: self.device.port,
+            gid_index: self.device.gid_index,
+            // A gateway between the two hosts makes no difference to what we send on the wire but this.
+            hop_limit: 64,
+            mtu: remote.mtu,
+            peer_gid: remote.gid,
+            peer_number: remote.qpn.get(),
+            peer_psn: remote.psn.get(),
+        })?;
+        self.remote = Some(remote);
         self.listed = table::add(&self.group);
         if self.listed {
             Ok(())
         } else {
-            Err(self.shortage("link groups", sys::Errno::ENOSPC))
+            Err(verbs::Error::of(
+                "link groups",
+                self.domain.context(),
+                sys::Errno::ENOSPC,
+            ))
         }
     }
 
-    /// We may send on a link.
-    pub(super) fn ready_to_send(&self, lane: Lane) -> verbs::Result<()> {
-        self.port(lane).map_or(Ok(()), Port::ready_to_send)
+    /// We may send.
+    pub(super) fn ready_to_send(&self) -> verbs::Result<()> {
+        self.group.qp().to_rts(self.psn.get())
     }
 
     /// Starts the LLC part of first contact: CONFIRM LINK.
@@ -201,67 +318,109 @@ impl LinkGroup {
         keepalive: Option<Duration>,
     ) {
         self.max_conns = max_conns;
-        let Some(end) = self.port(FIRST).map(|port| port.end().end) else {
-            return;
-        };
         let config = Config {
             role: self.role,
             version: crate::wire::llc::Version::V2,
-            end,
-            link_uid: self.id,
+            mac: Mac(self.device.mac),
+            gid: self.device.gid,
+            qpn: self.qpn(),
+            link_uid: self.qpn().get(),
             max_links,
             max_conns,
             keepalive,
             idle: idle_time(self.role),
         };
         let mut llc = Llc::new(config, Instant::now());
-        // What CLC has said already.
-        for slot in self.slots.keys() {
-            let rmb = self.group.with(|s| {
-                let entry = s.get(*slot)?;
-                let rmb = entry.conn.peer()?.rmb;
-                let addr = rmb.addr.wrapping_sub(entry.element);
-                Some(Rtoken { addr, ..rmb })
-            });
-            if let Some(Some(rmb)) = rmb {
-                let _ = llc.add_rtoken([Some(rmb), None]);
+        // The RMB for which the group is made.
+        for slot in self.slots.keys().copied() {
+            let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
+            if let Some(peer) = peer.flatten() {
+                let _ = llc.add_rtoken(peer.rmb);
             }
         }
         self.llc = Some(llc);
         self.run_llc();
     }
 
-    /// Announces the RMB of a connection, unless the peer knows it. Gives what its answer will be about.
-    pub(super) fn confirm_rkey(&mut self, slot: u32) -> Option<Rtokens> {
-        let b = self.slots.get(&slot)?;
-        if self.known.contains(&b.rmb) {
-            return None;
+    /// Announces an RMB, unless the peer knows it. True: it does.
+    pub(super) fn confirm_rkey(&mut self, rtoken: Rtoken) -> bool {
+        if self.known.contains(&rtoken) {
+            return true;
         }
-        let tokens = b.tokens;
         if let Some(llc) = &mut self.llc {
-            llc.confirm_rkey(tokens, Instant::now());
+            llc.confirm_rkey(rtoken, Instant::now());
             self.run_llc();
         }
-        Some(tokens)
+        false
     }
 
     /// Whether the announcement of an RMB still waits for its turn.
-    pub(super) fn rkey_waits(&self, tokens: Rtokens) -> bool {
-        self.llc.as_ref().is_some_and(|llc| llc.rkey_waits(tokens))
+    pub(super) fn rkey_waits(&self, rtoken: Rtoken) -> bool {
+        self.llc.as_ref().is_some_and(|llc| llc.rkey_waits(rtoken))
     }
 
-    /// The peer knows the RMB of a connection: CLC has told it.
-    pub(super) fn announced(&mut self, slot: u32) {
-        if let Some(b) = self.slots.get(&slot)
-            && !self.known.contains(&b.rmb)
-        {
-            self.known.push(b.rmb);
+    /// The peer knows the RMB: CLC has told it.
+    pub(super) fn announced(&mut self, rtoken: Rtoken) {
+        if !self.known.contains(&rtoken) {
+            self.known.push(rtoken);
         }
     }
 
     /// Whether CONFIRM LINK is done.
     pub(super) fn is_up(&self) -> bool {
         self.llc.as_ref().is_some_and(Llc::is_up)
+    }
+
+    /// The peer's end of a connection is known. Returns the rings for the stream.
+    pub(super) fn complete(&mut self, slot: u32, peer: &ConnEnd) -> Result<(Ring, Ring), Refusal> {
+        let no_memory = |errno| verbs::Error::of("mirror", self.domain.context(), errno);
+        let addr = peer
+            .rmb_addr()
+            .ok_or_else(|| no_memory(sys::Errno::EINVAL))?;
+        let mirror_size = peer.rmb_size.bytes().clamp(MIN_SIZE, CHUNK);
+        let (mirror, new) = self
+            .mirrors
+            .alloc(size_class(mirror_size))
+            .map_err(no_memory)?;
+        if let Some(new) = new {
+            crate::fds::close_private(new.fd);
+            let region = self.register(mirror.ring, mirror.token, Access::Local)?;
+            let index = self.group.with(|s| s.add_region(region));
+            self.mirror_regions
+                .push(index.ok_or_else(|| no_memory(sys::Errno::EDEADLK))?);
+        }
+        let region = self
+            .mirror_regions
+            .get(mirror.token.chunk as usize)
+            .copied();
+        let rx = self.slots.get_mut(&slot).and_then(|b| {
+            b.mirror = Some(mirror.token);
+            self.rmbs.ring(b.rmb)
+        });
+        let (Some(region), Some(rx)) = (region, rx) else {
+            return Err(no_memory(sys::Errno::EINVAL).into());
+        };
+        let rtoken = Rtoken {
+            addr,
+            ..peer.rtoken
+        };
+        if let Some(llc) = &mut self.llc {
+            llc.add_rtoken(rtoken)
+                .map_err(|_| Refusal::Decline(Diagnosis::ErrRtok))?;
+        }
+        self.group.with(|s| {
+            if let Some(entry) = s.get(slot) {
+                entry.mirror = (region, mirror.token.offset as usize);
+                entry.conn.connect(conn::Peer {
+                    token: peer.alert_token,
+                    rmb: rtoken,
+                    size: peer.rmb_size,
+                    mirror_size: mirror.token.size,
+                    slot: self.immediate.then(|| state::slot(peer.alert_token)),
+                });
+            }
+        });
+        Ok((mirror.ring, rx))
     }
 
     /// The stream that a connection was made for is gone: the connection is closed.
@@ -280,36 +439,49 @@ impl LinkGroup {
         });
     }
 
-    /// Does what has become due. Returns when to look again.
-    pub(super) fn tend(&mut self) -> Option<Instant> {
-        let now = Instant::now();
-        let heard = self.group.with(|s| s.heard()).unwrap_or_default();
-        let before = core::mem::replace(&mut self.heard, heard);
-        if let Some(llc) = &mut self.llc {
-            for lane in (0..LANES).filter(|lane| heard[*lane] != before[*lane]) {
-                llc.note_received(lane, now);
+    /// Gives back what a connection used: it has ended, or never began.
+    pub(super) fn release(&mut self, slot: u32) {
+        self.group.with(|s| s.remove(slot));
+        if let Some(b) = self.slots.remove(&slot) {
+            self.rmbs.free(b.rmb);
+            if let Some(m) = b.mirror {
+                self.mirrors.free(m);
             }
         }
+        if let Some(llc) = &mut self.llc {
+            llc.set_connections(self.slots.len(), Instant::now());
+        }
+    }
+
+    /// Does what has become due. Returns when to look again.
+    pub(super) fn tend(&mut self) -> Option<Instant> {
+        let received = self.group.with(|s| s.counts().cdc_received).unwrap_or(0);
+        if core::mem::replace(&mut self.received, received) != received
+            && let Some(llc) = &mut self.llc
+        {
+            llc.note_received(Instant::now());
+        }
         if self.group.take_attention() {
-            let (mut messages, mut ended, mut failures) = (Vec::new(), Vec::new(), [None; LANES]);
+            let (mut messages, mut ended, mut failure) = (Vec::new(), Vec::new(), None);
             self.group.with(|s| {
-                s.take_llc(|lane, m| messages.push((lane, m.to_vec())));
+                s.take_llc(|m| messages.push(m.to_vec()));
                 s.take_ended(|slot| ended.push(slot));
-                failures = s.failures();
+                failure = s.failure();
             });
-            for failure in failures.iter().flatten() {
-                log::info!("link group {}: {failure}", self.id);
+            let now = Instant::now();
+            if let Some(f) = failure {
+                log::info!("link group {}: {f}", self.qpn().get());
             }
             if let Some(llc) = &mut self.llc {
-                for (lane, m) in &messages {
-                    if let Err(e) = llc.receive(*lane, m, now) {
+                for m in &messages {
+                    if let Err(e) = llc.receive(m, now) {
                         log::debug!("LLC message ignored: {e}");
                     }
                 }
-                for lane in (0..LANES).filter(|lane| failures[*lane].is_some()) {
-                    llc.link_failed(lane, now);
+                if failure.is_some() {
+                    llc.link_failed();
                 }
-            } else if failures[FIRST].is_some() {
+            } else if failure.is_some() {
                 self.down = Some(Down::LinkFailed);
             }
             for slot in ended {
@@ -328,11 +500,10 @@ impl LinkGroup {
         }
         self.send_llc();
         if !self.unsent.is_empty() {
-            let stuck = self.unsent.stuck(Instant::now());
-            if let (Some(llc), Some(lane)) = (self.llc.as_mut(), stuck) {
-                llc.link_failed(lane, Instant::now());
-                log::info!("link group {}: a link takes no messages", self.id);
-                self.unsent.forget(lane);
+            let stuck = self.unsent.is_stuck(Instant::now());
+            if let Some(llc) = self.llc.as_mut().filter(|_| stuck) {
+                llc.link_failed();
+                log::info!("link group {}: takes no messages", self.qpn().get());
                 self.run_llc();
             }
             // Completions of what fills the send queue need not wake us.
@@ -353,61 +524,110 @@ impl LinkGroup {
     fn send_llc(&mut self) {
         let group = &self.group;
         self.unsent
-            .send(Instant::now(), |lane, bytes| group.send_llc(lane, bytes));
+            .send(Instant::now(), |bytes| group.send_llc(bytes));
     }
 
-    pub(super) fn run_llc(&mut self) {
+    fn run_llc(&mut self) {
         while let Some(action) = self.llc.as_mut().and_then(Llc::poll) {
             match action {
-                Action::ReadyToSend(lane) => {
-                    if let Err(e) = self.ready_to_send(lane) {
+                Action::ReadyToSend => {
+                    if let Err(e) = self.ready_to_send() {
                         log::warn!("{e}");
-                        self.group.fail(lane, verbs::Failure::LocalProtection);
+                        self.group.fail(verbs::Failure::LocalProtection);
                     }
                 }
-                Action::Send(lane, bytes) => {
-                    self.unsent.push(lane, bytes);
+                Action::Send(bytes) => {
+                    self.unsent.push(bytes);
                     self.send_llc();
                 }
                 Action::Established => {
-                    log::debug!("link group {}: up", self.id);
+                    log::debug!("link group {}: up", self.qpn().get());
                     self.confirmed_link = true;
                 }
-                Action::OfferLink(lane) => self.wanted = Some(Wanted { lane, peer: None }),
-                Action::AnswerLink { lane, peer } => {
-                    let peer = Some(peer);
-                    self.wanted = Some(Wanted { lane, peer });
-                }
-                Action::ConnectLink { lane, peer } => self.connect_link(lane, peer),
-                Action::LinkUp(lane) => {
-                    log::debug!("link group {}: one more link", self.id);
-                    self.group.link_up(lane);
-                }
-                Action::DropLink(lane) => self.drop_link(lane),
-                Action::ConfirmRkeyDone { tokens, result } => {
-                    let slot = self.slots.iter().find(|(_, b)| b.tokens == tokens);
-                    if result.is_ok()
-                        && let Some(slot) = slot.map(|(slot, _)| *slot)
-                    {
-                        self.announced(slot);
+                Action::ConfirmRkeyDone { token, result } => {
+                    if result.is_ok() {
+                        self.announced(token);
                     }
-                    self.confirmed.push((tokens, result));
+                    self.confirmed.push((token, result));
                 }
                 Action::DeleteRkeyDone { .. } => {}
                 Action::AbortConnections => self.group.abort_all(),
                 Action::Down(why) => {
-                    log::info!("link group {}: {why}", self.id);
-                    self.go_down(why);
+                    log::info!("link group {}: {why}", self.qpn().get());
+                    self.down = Some(why);
+                    self.group.fail(verbs::Failure::Flushed);
                 }
             }
         }
     }
 
-    fn go_down(&mut self, why: Down) {
-        self.down = Some(why);
-        for lane in 0..LANES {
-            self.group.fail(lane, verbs::Failure::Flushed);
+    /// What the status document says of it.
+    pub(super) fn status(&self) -> LinkGroupStatus {
+        let (counts, failure) = self
+            .group
+            .with(|s| (s.counts(), s.failure()))
+            .unwrap_or_default();
+        let end = |gid: Gid, qpn: Qpn| LinkEnd {
+            gid: gid.to_string(),
+            qpn: qpn.get(),
+        };
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        LinkGroupStatus {
+            id: self.qpn().get(),
+            role: match self.role {
+                Role::Client => GroupRole::Client,
+                Role::Server => GroupRole::Server,
+            },
+            state: match &self.llc {
+                _ if self.down.is_some() => GroupState::Down,
+                Some(llc) if llc.is_up() => GroupState::Up,
+                Some(llc) if !llc.is_confirming() => GroupState::Closing,
+                _ => GroupState::Confirming,
+            },
+            down: self.down.map(|why| why.to_string().into()),
+            // An end for another reason breaks the queue pair, too.
+            failure: failure
+                .filter(|f| *f != verbs::Failure::Flushed)
+                .map(|f| f.to_string().into()),
+            device: self.device.device.clone(),
+            port: self.device.port,
+            own: end(self.device.gid, self.qpn()),
+            peer: self.remote.map(|r| end(r.gid, r.qpn)),
+            mtu: self.remote.map(|r| r.mtu.bytes()),
+            peer_system_id: self.remote.map_or(self.peer, |r| r.system_id).to_string(),
+            connections: count(self.slots.len()),
+            max_conns: self.max_conns.into(),
+            cdc_sent: counts.cdc_sent,
+            cdc_received: counts.cdc_received,
+            bytes_written: counts.bytes_written,
+            rmb_chunks: count(self.rmb_regions.len()),
+            send_chunks: count(self.mirror_regions.len()),
+            idle_since_unix_ms: self
+                .llc
+                .as_ref()
+                .and_then(Llc::idle_since)
+                .and_then(|at| SystemTime::now().checked_sub(at.elapsed()))
+                .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
+                .and_then(|at| u64::try_from(at.as_millis()).ok()),
         }
+    }
+
+    /// What the status document says of a connection.
+    pub(super) fn connection(&self, slot: u32) -> Option<RdmaStatus> {
+        let b = self.slots.get(&slot)?;
+        let end = |alert_token: u32, rmb: Rtoken| RdmaEnd {
+            alert_token,
+            rkey: rmb.rkey,
+            addr: rmb.addr,
+        };
+        let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
+        Some(RdmaStatus {
+            link_group: self.qpn().get(),
+            slot,
+            first_contact: b.first,
+            own: end(b.end.alert_token, b.end.rtoken),
+            peer: peer.flatten().map(|p| end(p.token, p.rmb)),
+        })
     }
 
     /// Whether nothing refers to it any more and its last messages have gone, or had time to: it may be dropped.
@@ -418,11 +638,21 @@ impl LinkGroup {
         }
         let now = Instant::now();
         let until = *self.until.get_or_insert(now + LAST_WORDS);
-        if self.group.is_quiet() || now >= until {
+        if self.group.qp().outstanding() == 0 || now >= until {
             Ok(true)
         } else {
             Err(now + Duration::from_millis(5))
         }
+    }
+
+    /// Whether it uses this device.
+    pub(super) fn is_on(&self, device: &Device) -> bool {
+        Arc::ptr_eq(&self.domain, device.domain())
+    }
+
+    /// The link works no more.
+    pub(super) fn fail(&mut self) {
+        self.group.fail(verbs::Failure::Flushed);
     }
 
     /// Ends the group at once.
@@ -436,7 +666,10 @@ impl LinkGroup {
                 self.run_llc();
             }
             // Nothing could be sent.
-            _ => self.go_down(Down::LinkFailed),
+            _ => {
+                self.down = Some(Down::LinkFailed);
+                self.group.fail(verbs::Failure::Flushed);
+            }
         }
     }
 }
@@ -447,10 +680,10 @@ impl Drop for LinkGroup {
             table::remove(&self.group);
         }
         debug_assert_eq!(self.link.used.load(Acquire), 0);
-        // The devices must have let go of the memory before it is given back.
-        for lane in 0..LANES {
-            self.drop_port(lane);
-        }
+        // The device must have let go of the memory before it is given back.
+        let _ = self.group.qp().to_error();
+        self.group.with(|s| s.drop_regions());
+        self.rmb_regions.clear();
         self.rmbs.retire();
         self.mirrors.retire();
         mapping::retire(self.seg, SEGMENT_LEN);
@@ -462,4 +695,13 @@ impl Drop for LinkGroup {
 fn idle_time(role: Role) -> Duration {
     let hook = crate::env::get("XSMC_TEST_GROUP_IDLE_MS").and_then(|v| v.to_str()?.parse().ok());
     hook.map_or(role.idle_time(), Duration::from_millis)
+}
+
+/// A random initial packet sequence number.
+fn random_psn() -> Psn {
+    let mut bytes = [0; 3];
+    if sys::random(&mut bytes).is_err() {
+        bytes = [0x5a, 0x17, 0x01];
+    }
+    Psn::from_be_bytes(bytes)
 }

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use super::device::Device;
 use super::handshake::{Handshake, Wait};
 use super::machine::Task;
-use super::port::Remote;
-use super::rdma::{FIRST, LinkGroup};
+use super::rdma::{LinkGroup, Remote};
 use super::run::Engine;
 use crate::fabric::verbs::{self, Choice};
-use crate::link::{Lane, llc};
+use crate::link::llc;
 use crate::negotiate::clc::{Prepared, Terms, server};
 use crate::negotiate::remote;
 use crate::observe::status::LinkGroupStatus;
@@ -59,8 +58,7 @@ impl Engine {
                 Ok(())
             }
             Task::AddLink => {
-                h.wait = Wait::SecondLink;
-                self.check_second_link(h);
+                h.machine.add_link_done(now);
                 Ok(())
             }
         };
@@ -75,7 +73,7 @@ impl Engine {
     }
 
     /// Opens the device of a choice, or finds it open; also gives the port's MTU.
-    pub(super) fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
+    fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
         let known = self
             .devices
             .iter()
@@ -151,10 +149,11 @@ impl Engine {
         let group = self.group(g)?;
         group.immediate = terms.features & IMMEDIATE != 0;
         h.place = Some((g, u32::MAX));
-        let (slot, end) = group.prepare(size, FIRST)?;
+        let (slot, end) = group.prepare(size, mtu)?;
         h.place = Some((g, slot));
-        group.announced(slot);
+        group.announced(end.rtoken);
         group.connect(Remote {
+            system_id: accept.system_id,
             gid: accept.end.gid,
             qpn: accept.end.qpn,
             psn: accept.end.psn,
@@ -173,13 +172,12 @@ impl Engine {
         accept: &AcceptConfirm,
     ) -> Result<(), Refusal> {
         let (qpn, gid) = (accept.end.qpn, accept.end.gid);
-        let is_end = |r: &Remote| r.qpn == qpn && r.gid == gid;
         let g = self.find_group(llc::Role::Client, |group| {
-            group.peer == accept.system_id && group.lane_to(is_end).is_some()
+            group.peer == accept.system_id
+                && group.remote.is_some_and(|r| r.qpn == qpn && r.gid == gid)
         });
         let g = g.ok_or(Refusal::Decline(Diagnosis::SyncErr))?;
-        let lane = self.group(g)?.lane_to(is_end).unwrap_or(FIRST);
-        self.join(h, g, lane)?;
+        self.join(h, g)?;
         let (_, slot) = h.place.unwrap_or((g, 0));
         h.rings = Some(self.group(g)?.complete(slot, &accept.end)?);
         Ok(())
@@ -192,21 +190,21 @@ impl Engine {
         })
     }
 
-    /// Takes a place on a link of an existing group and has the peer confirm the RMB.
-    fn join(&mut self, h: &mut Handshake, g: usize, lane: Lane) -> Result<(), Refusal> {
+    /// Takes a place on an existing group and has the peer confirm the RMB.
+    fn join(&mut self, h: &mut Handshake, g: usize) -> Result<(), Refusal> {
+        let choice = self.group(g)?.choice().clone();
+        let (_, mtu) = self.open_device(&choice)?;
         let size = h.rmb_size;
         let group = self.group(g)?;
-        let (slot, end) = group.prepare(size, lane)?;
+        let (slot, end) = group.prepare(size, mtu)?;
         h.place = Some((g, slot));
         let now = Instant::now();
-        match group.confirm_rkey(slot) {
-            None => h
-                .machine
-                .prepared(Prepared { end, direct: true }, false, now),
-            Some(tokens) => {
-                h.machine.rkey_sent(now);
-                h.wait = Wait::Rkey(tokens);
-            }
+        if group.confirm_rkey(end.rtoken) {
+            h.machine
+                .prepared(Prepared { end, direct: true }, false, now);
+        } else {
+            h.machine.rkey_sent(now);
+            h.wait = Wait::Rkey(end.rtoken);
         }
         Ok(())
     }
@@ -219,18 +217,15 @@ impl Engine {
             _ => now + JOIN_WAIT,
         };
         let is_peer = |group: &LinkGroup| {
-            group.peer == request.system_id && group.client_gids.first() == Some(&request.gid)
+            group.peer == request.system_id && group.client_gid == Some(request.gid)
         };
-        let found = self.find_group(llc::Role::Server, |g| is_peer(g) && !g.is_adding());
-        if let Some(g) = found {
-            let lane = self.group(g)?.next_lane();
-            return self.join(h, g, lane);
+        if let Some(g) = self.find_group(llc::Role::Server, is_peer) {
+            return self.join(h, g);
         }
-        // A first contact with the same client may be under way, or a link being added.
+        // A first contact with the same client may be under way.
         let coming = self.groups.iter().position(|g| {
             g.as_ref().is_some_and(|g| {
-                let coming = !g.is_up() || g.is_adding() && g.has_room();
-                g.role == llc::Role::Server && is_peer(g) && coming && g.down.is_none()
+                g.role == llc::Role::Server && is_peer(g) && !g.is_up() && g.down.is_none()
             })
         });
         if let Some(g) = coming
@@ -239,15 +234,15 @@ impl Engine {
             h.wait = Wait::Group(g, request, until);
             return Ok(());
         }
-        let (g, _) = self.new_group(h, llc::Role::Server, request.system_id)?;
+        let (g, mtu) = self.new_group(h, llc::Role::Server, request.system_id)?;
         let size = h.rmb_size;
         let group = self.group(g)?;
         h.place = Some((g, u32::MAX));
-        group.client_gids.push(request.gid);
+        group.client_gid = Some(request.gid);
         group.immediate = request.terms.features & IMMEDIATE != 0;
-        let (slot, end) = group.prepare(size, FIRST)?;
+        let (slot, end) = group.prepare(size, mtu)?;
         h.place = Some((g, slot));
-        group.announced(slot);
+        group.announced(end.rtoken);
         h.machine
             .prepared(Prepared { end, direct: true }, true, now);
         Ok(())
@@ -265,17 +260,14 @@ impl Engine {
         let group = self.group(g)?;
         h.rings = Some(group.complete(slot, &confirm.end)?);
         if first {
-            group.peer_name = confirm.system_id;
-            let extension = confirm.v2.and_then(|v| v.extension);
-            let gids = extension.iter().flat_map(|e| e.gids.iter().skip(1));
-            group.client_gids.extend(gids);
             group.connect(Remote {
+                system_id: confirm.system_id,
                 gid: request.gid,
                 qpn: confirm.end.qpn,
                 psn: confirm.end.psn,
                 mtu: confirm.end.mtu,
             })?;
-            group.ready_to_send(FIRST)?;
+            group.ready_to_send()?;
             let terms = request.terms;
             group.confirm_link(terms.max_links, terms.max_conns, keepalive());
             h.wait = Wait::Link;
@@ -284,15 +276,6 @@ impl Engine {
             h.machine.link_ready(Instant::now());
         }
         Ok(())
-    }
-
-    /// Goes on when a second link was added, or isn't to be.
-    pub(super) fn check_second_link(&mut self, h: &mut Handshake) {
-        let Some((g, _)) = h.place else { return };
-        if self.group(g).map_or(true, |group| !group.is_adding()) {
-            h.wait = Wait::Nothing;
-            h.machine.add_link_done(Instant::now());
-        }
     }
 
     pub(super) fn check_link(&mut self, h: &mut Handshake) {

@@ -1,10 +1,9 @@
-//! What the lock of a link group guards beside the queue pairs: its connections, and what is under way.
+//! What the lock of a link group guards: its connections, and what is under way.
 
-use super::conn::{Conn, Mark};
-use super::{LANES, Lane};
+use super::conn::Conn;
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::SLOTS;
-use crate::fabric::verbs::{Failure, MESSAGES};
+use crate::fabric::verbs::{Failure, MESSAGES, Region};
 
 /// Bits of an alert token that are the slot's number; the others count the slot's lives, from 1.
 const SLOT_BITS: u32 = SLOTS.ilog2();
@@ -28,11 +27,7 @@ pub struct Entry {
     pub conn: Conn,
     /// Our alert token.
     pub token: u32,
-    /// The link by which we send.
-    pub lane: Lane,
-    /// Where the peer's element begins in its RMB.
-    pub element: u64,
-    /// Where the mirror lies, once the peer is known: its chunk, and byte offset there.
+    /// Where the mirror lies, once the peer is known: index of its region, and byte offset there.
     pub mirror: (usize, usize),
 }
 
@@ -52,28 +47,22 @@ pub struct Counts {
 pub(super) struct Flight {
     /// Alert token of the connection; 0: free.
     pub(super) token: u32,
-    /// What its completion acknowledges.
-    pub(super) mark: Mark,
+    /// What it announces.
+    pub(super) prod: u64,
 }
 
 /// What the lock guards.
 pub struct State {
     /// By slot. The vector never grows after the group was made.
     pub(super) entries: Vec<Option<Box<Entry>>>,
-    /// By link.
-    pub(super) flights: [[Flight; MESSAGES as usize]; LANES],
-    /// Links that connections may use.
-    pub(super) up: [bool; LANES],
-    /// Why queue pairs are broken, if they are.
-    pub(super) failures: [Option<Failure>; LANES],
-    /// CDC messages that have come by each link.
-    pub(super) heard: [u64; LANES],
+    /// Mirrors' memory.
+    pub(super) regions: Vec<Region>,
+    pub(super) flights: [Flight; MESSAGES as usize],
     /// Connections that have something to send, and no place in the send queue for it.
     pub(super) stalled: Bitmap,
-    /// LLC messages, each after its link (1 byte) and length (2 bytes, native order).
+    /// LLC messages, each after its length (2 bytes, native order).
     pub(super) inbox: Vec<u8>,
-    /// A message that validates a failover is being looked at: see `Group::received`.
-    pub(super) validating: bool,
+    pub(super) failure: Option<Failure>,
     /// Connections that have ended.
     pub(super) ended: Bitmap,
     pub(super) counts: Counts,
@@ -84,13 +73,11 @@ impl State {
     pub(super) fn new() -> State {
         State {
             entries: (0..SLOTS).map(|_| None).collect(),
-            flights: [[Flight::default(); MESSAGES as usize]; LANES],
-            up: [false; LANES],
-            failures: [None; LANES],
-            heard: [0; LANES],
+            regions: Vec::new(),
+            flights: [Flight::default(); MESSAGES as usize],
             stalled: Bitmap::new(),
             inbox: Vec::with_capacity(INBOX),
-            validating: false,
+            failure: None,
             ended: Bitmap::new(),
             counts: Counts::default(),
         }
@@ -104,45 +91,39 @@ impl State {
     }
 
     pub(super) fn waits_for_completions(&mut self) -> bool {
+        let busy = self.flights.iter().filter(|f| f.token != 0).count();
         let flights = self.flights;
         self.stalled.any()
-            || flights.iter().any(|flights| {
-                let mut busy = flights.iter().filter(|f| f.token != 0);
-                busy.clone().count() > flights.len() / 2
-                    || busy.any(|f| {
-                        self.entry(f.token)
-                            .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
-                    })
+            || busy > flights.len() / 2
+            || flights.iter().any(|f| {
+                f.token != 0
+                    && self
+                        .entry(f.token)
+                        .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
             })
-    }
-
-    /// Whether there is no link left that connections may use.
-    pub(super) fn is_dead(&self) -> bool {
-        !self.up.contains(&true)
     }
 
     /// Keeps an LLC message for the engine. If it is behind by that much, the message is lost, and the peer's timer
     /// takes care of it.
-    pub(super) fn deposit(&mut self, lane: Lane, bytes: &[u8]) {
+    pub(super) fn deposit(&mut self, bytes: &[u8]) {
         let Ok(len) = u16::try_from(bytes.len()) else {
             return;
         };
-        if self.inbox.len() + 3 + bytes.len() <= INBOX {
-            self.inbox.push(lane as u8);
+        if self.inbox.len() + 2 + bytes.len() <= INBOX {
             self.inbox.extend_from_slice(&len.to_ne_bytes());
             self.inbox.extend_from_slice(bytes);
         }
     }
 
     /// Hands over the LLC messages that have come. Engine.
-    pub fn take_llc(&mut self, mut f: impl FnMut(Lane, &[u8])) {
+    pub fn take_llc(&mut self, mut f: impl FnMut(&[u8])) {
         let mut rest = self.inbox.as_slice();
-        while let Some(([lane, len @ ..], tail)) = rest.split_first_chunk::<3>() {
+        while let Some((len, tail)) = rest.split_first_chunk::<2>() {
             let Some((message, tail)) = tail.split_at_checked(u16::from_ne_bytes(*len).into())
             else {
                 break;
             };
-            f((*lane).into(), message);
+            f(message);
             rest = tail;
         }
         self.inbox.clear();
@@ -153,28 +134,14 @@ impl State {
         self.ended.drain(f);
     }
 
-    /// Why the queue pair of each link is broken, if it is.
-    pub fn failures(&self) -> [Option<Failure>; LANES] {
-        self.failures
-    }
-
-    /// CDC messages that have come by each link.
-    pub fn heard(&self) -> [u64; LANES] {
-        self.heard
+    /// Why the queue pair is broken, if it is.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure
     }
 
     /// What the group has done so far.
     pub fn counts(&self) -> Counts {
         self.counts
-    }
-
-    /// How many connections send by each link.
-    pub fn senders(&self) -> [u32; LANES] {
-        let mut count = [0; LANES];
-        for entry in self.entries.iter().flatten() {
-            count[entry.lane] += 1;
-        }
-        count
     }
 
     /// Enters a connection; its block has been cleared. Engine.
@@ -197,5 +164,16 @@ impl State {
     /// Whether there are none. Engine.
     pub fn is_empty(&self) -> bool {
         self.entries.iter().all(Option::is_none)
+    }
+
+    /// Forgets the mirrors' memory. Engine, when nothing is posted any more.
+    pub fn drop_regions(&mut self) {
+        self.regions.clear();
+    }
+
+    /// Adds memory for mirrors; returns its index. Engine.
+    pub fn add_region(&mut self, region: Region) -> usize {
+        self.regions.push(region);
+        self.regions.len() - 1
     }
 }

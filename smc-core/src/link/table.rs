@@ -83,7 +83,7 @@ pub fn linger(end: impl FnOnce()) {
     wait_for(PARTING_NS, |g| g.is_down() || g.is_empty());
     end();
     wait_for(LAST_WORDS_NS, |g| {
-        !g.is_empty() || g.is_down() && g.is_quiet()
+        !g.is_empty() || g.is_down() && g.qp().outstanding() == 0
     });
 }
 
