@@ -5,12 +5,16 @@ import dataclasses
 import json
 import os
 import pathlib
+import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 
 from harness import settings
+from harness.status import wait_until
+from harness.world import CRASHES, listening
 
 
 @dataclasses.dataclass
@@ -26,6 +30,8 @@ class Suite:
     moves_bytes: bool = True
     # In seconds, both ways together, on an idle machine; for people who choose.
     takes: int = 10
+    # Whether all of its cases pass where nothing is wrong: those of ours, not of other people's suites.
+    all_pass: bool = False
 
 
 class Way:
@@ -36,6 +42,9 @@ class Way:
         self.runtime = directory / "runtime"
         self.runtime.mkdir(parents=True)
         self.loaded = name == "xsmc"
+        self.processes = []
+        self.options = {}
+        self.outcomes, self.details = {}, {}
 
     def env(self, **extra):
         """The environment of programs, with the library in it or not."""
@@ -48,17 +57,106 @@ class Way:
         """Runs a program to its end; gives (status, output). Status None: it took longer than `seconds`.
 
         It has a process group of its own, which is ended with it."""
-        log = self.directory / f"{time.monotonic_ns()}.log"
-        options.setdefault("cwd", self.directory)
+        child = self._start(argv, **options)
+        try:
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        end_group(child)
+        return status, child.log.read_text(errors="replace")
+
+    def case(self, name, check, *arguments):
+        """Notes the outcome of one case; gives what the check gives, None if it has failed."""
+        try:
+            value = check(*arguments)
+        except (AssertionError, RuntimeError, OSError, ValueError) as error:
+            self.outcomes[name], self.details[name] = "failed", f"{type(error).__name__}: {error}"
+            return None
+        self.outcomes[name] = "passed"
+        return value
+
+    def lines(self, output, names):
+        """Notes the outcomes of cases that a program of ours reports by lines "ok NAME" and "failed NAME: REASON"."""
+        for name in names:
+            self.outcomes[name], self.details[name] = "failed", f"no word of it: {output[-1500:]}"
+        for line in output.splitlines():
+            word, _, rest = line.partition(" ")
+            name = rest.partition(":")[0]
+            if word in ("ok", "failed") and name in names:
+                self.outcomes[name], self.details[name] = "passed" if word == "ok" else "failed", rest
+
+    def run(self, argv, seconds=60, **options):
+        """Runs a program to its end; gives its output. RuntimeError unless it ends in time and with status 0."""
+        status, output = self.command(argv, seconds, **options)
+        if status != 0:
+            raise RuntimeError(f"{argv[0]}: {'not done in time' if status is None else f'status {status}'}: {output[-1500:]}")
+        return output
+
+    def start(self, argv, port=None, seconds=30, **options):
+        """Starts a program in the background, and waits till something listens on `port`. `close` ends it at the latest."""
+        child = self._start(argv, **options)
+        self.processes.append(child)
+        if port:
+            self.wait_port(child, port, seconds)
+        return child
+
+    def wait_port(self, child, port, seconds=30):
+        """Looks at the kernel's table, so that no connection is made."""
+        def ready():
+            if child.poll() is not None:
+                raise RuntimeError(f"{child.args[0]} ended before it listened on {port}: {tail(child)}")
+            return port in listening()
+        wait_until(ready, seconds, lambda: f"a listener on port {port}: {tail(child)}")
+
+    def wait_line(self, child, start, seconds=30):
+        """Waits for a line of output that starts so; gives its rest."""
+        def ready():
+            for line in child.log.read_text(errors="replace").splitlines(keepends=True):
+                if line.startswith(start) and line.endswith("\n"):
+                    return line[len(start):].strip() or " "
+            if child.poll() is not None:
+                raise RuntimeError(f"{child.args[0]} ended before it said {start!r}: {tail(child)}")
+            return None
+        return wait_until(ready, seconds, lambda: f"a line {start!r}: {tail(child)}")
+
+    def stop(self, child, number=signal.SIGTERM, seconds=30):
+        """Asks a background program to end; gives its status. RuntimeError if it crashed or doesn't end."""
+        if child.poll() is None:
+            child.send_signal(number)
+        try:
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{child.args[0]} did not end on signal {number}: {tail(child)}") from None
+        finally:
+            end_tree(child)
+        if -status in CRASHES:
+            raise RuntimeError(f"{child.args[0]} crashed by signal {-status}: {tail(child)}")
+        return status
+
+    def become(self, account):
+        """Programs started from now on run as this user, if we are root."""
+        if os.getuid():
+            return
+        entry = pwd.getpwnam(account)
+        self.options = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        self.directory.parent.chmod(0o711)
+        for path in (self.directory, self.runtime):
+            os.chown(path, entry.pw_uid, entry.pw_gid)
+
+    def close(self):
+        """Ends what still runs in the background, by its id."""
+        for child in reversed(self.processes):
+            end_tree(child)
+        self.processes = []
+
+    def _start(self, argv, env=None, stdin=subprocess.DEVNULL, **options):
+        log = self.directory / f"{time.monotonic_ns()}-{os.path.basename(str(argv[0]))}.log"
+        options = {"cwd": self.directory} | self.options | options
         with open(log, "wb") as output:
-            child = subprocess.Popen([str(word) for word in argv], env=self.env(**options.pop("env", {})), stdin=subprocess.DEVNULL,
-                                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options)
-            try:
-                status = child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                status = None
-            end_group(child)
-        return status, log.read_text(errors="replace")
+            child = subprocess.Popen([str(word) for word in argv], env=self.env(**(env or {})), stdin=stdin, stdout=output,
+                                     stderr=subprocess.STDOUT, start_new_session=True, **options)
+        child.log = log
+        return child
 
     def totals(self):
         """What all processes have counted, of `smctl status`."""
@@ -66,6 +164,43 @@ class Way:
                               capture_output=True, text=True, timeout=30)
         totals = json.loads(done.stdout or "{}").get("totals") or [{}]
         return totals[0]
+
+
+def tail(child):
+    return child.log.read_text(errors="replace")[-1500:]
+
+
+def tree(root):
+    """Ids of the processes below and in the session of `root`, and its own."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(name)] = (int(fields[1]), int(fields[3]))
+    found, before = {root}, 0
+    while len(found) != before:
+        before = len(found)
+        found |= {pid for pid, (parent, session) in parents.items() if parent in found or session in found}
+    return found & parents.keys()
+
+
+def end_tree(child):
+    """Ends a program and all that it started, in whatever group or session that is."""
+    deadline = time.monotonic() + 10
+    while (left := tree(child.pid)) and time.monotonic() < deadline:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        child.poll()
+        time.sleep(0.01)
+    child.wait()
 
 
 def end_group(child):
@@ -87,6 +222,9 @@ class Result:
     seconds: dict
     totals: dict
     moves_bytes: bool
+    all_pass: bool = False
+    # What is known about cases that failed, by way and name.
+    details: dict = dataclasses.field(default_factory=dict)
     error: str = ""
 
     @property
@@ -99,14 +237,21 @@ class Result:
         pairs = [(name, self.plain.get(name, "not run"), self.xsmc.get(name, "not run")) for name in names]
         return [pair for pair in pairs if pair[1] != pair[2]]
 
+    def detail(self, way, name):
+        known = self.details.get(way, {}).get(name)
+        return f" ({known})" if known else ""
+
     def problem(self):
         """Why the suite has not passed; empty if it has."""
         if self.error:
             return self.error
         if differing := self.differences():
-            return "; ".join(f"{name}: {plain} plain, {xsmc} under xsmc" for name, plain, xsmc in differing[:5])
+            return "; ".join(f"{name}: {plain} plain, {xsmc} under xsmc{self.detail('xsmc', name) or self.detail('plain', name)}"
+                             for name, plain, xsmc in differing[:5])
         if not self.plain or "passed" not in self.plain.values():
             return "nothing passed, plain or not"
+        if self.all_pass and (failed := sorted(name for name, outcome in self.plain.items() if outcome == "failed")):
+            return "; ".join(f"{name}: failed plain as well{self.detail('plain', name)}" for name in failed[:5])
         if self.moves_bytes and not self.rmb_bytes:
             return "no byte went by RMB"
         return ""
@@ -130,7 +275,10 @@ def run(suite, keep=None, together=False):
 
     def one(way):
         begin = time.monotonic()
-        outcomes = suite.run(way)
+        try:
+            outcomes = suite.run(way)
+        finally:
+            way.close()
         seconds[way.name] = round(time.monotonic() - begin, 1)
         return outcomes
     try:
@@ -142,4 +290,5 @@ def run(suite, keep=None, together=False):
     finally:
         if not keep:
             shutil.rmtree(top, ignore_errors=True)
-    return Result(suite.name, plain, xsmc, seconds, totals, suite.moves_bytes, error)
+    details = {way.name: way.details for way in ways}
+    return Result(suite.name, plain, xsmc, seconds, totals, suite.moves_bytes, suite.all_pass, details, error)
