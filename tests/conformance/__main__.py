@@ -8,9 +8,9 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from conformance import cpython, databases, runtimes, servers, stress, suite, transfers  # noqa: E402  (needs the path)
+from conformance import cpython, databases, left_on_tcp, runtimes, servers, stress, suite, transfers  # noqa: E402  (needs the path)
 
-SUITES = [s for domain in (cpython, stress, runtimes, servers, transfers, databases) for s in domain.suites()]
+SUITES = [s for domain in (cpython, stress, runtimes, servers, transfers, databases, left_on_tcp) for s in domain.suites()]
 
 
 def arguments():

@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from harness import settings
-from harness.status import wait_until
+from harness.status import Watch, wait_until
 from harness.world import CRASHES, listening
 
 
@@ -158,12 +158,31 @@ class Way:
         child.log = log
         return child
 
-    def totals(self):
-        """What all processes have counted, of `smctl status`."""
+    def status(self):
+        """What `smctl status` says."""
         done = subprocess.run([str(settings.SMCTL), "status", "--json", "--runtime-dir", str(self.runtime)], check=False,
                               capture_output=True, text=True, timeout=30)
-        totals = json.loads(done.stdout or "{}").get("totals") or [{}]
-        return totals[0]
+        return json.loads(done.stdout or "{}")
+
+    def totals(self):
+        """What all processes have counted."""
+        return (self.status().get("totals") or [{}])[0]
+
+    def rmb_bytes(self):
+        """What has come by RMB so far: of the connections that have ended."""
+        return self.totals().get("counters", {}).get("rmb_received", 0)
+
+    def on_tcp(self, reason, check, *arguments):
+        """Runs `check`; under xsmc fails if something goes by RMB, or if `smctl status` doesn't show the reason why not."""
+        if not self.loaded:
+            return check(*arguments)
+        before = self.rmb_bytes()
+        with Watch(self.status, 0.05) as watch:
+            result = check(*arguments)
+        shown = watch.reasons | {entry["name"] for entry in self.totals().get("fallbacks", []) if entry["count"]}
+        assert self.rmb_bytes() == before and not watch.rmb, f"by RMB: {watch}"
+        assert reason in shown, f"reason {reason} was not shown, but {sorted(shown)}"
+        return result
 
 
 def tail(child):
