@@ -8,9 +8,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from conformance import cpython, databases, left_on_tcp, runtimes, servers, stress, suite, transfers  # noqa: E402  (needs the path)
+# ruff: noqa: E402  (they need the path)
+from conformance import cpython, databases, left_on_tcp, runtimes, servers, stress, suite, tools, transfers
 
-SUITES = [s for domain in (cpython, stress, runtimes, servers, transfers, databases, left_on_tcp) for s in domain.suites()]
+DOMAINS = (cpython, stress, runtimes, servers, transfers, databases, tools, left_on_tcp)
+SUITES = [s for domain in DOMAINS for s in domain.suites()]
 
 
 def arguments():
