@@ -14,6 +14,7 @@
 #[macro_use]
 mod real;
 
+mod confine;
 mod fds;
 mod fortify;
 mod io;

@@ -45,6 +45,12 @@ impl Missing for ssize_t {
     }
 }
 
+impl Missing for libc::c_long {
+    fn missing() -> Self {
+        -1
+    }
+}
+
 impl<T> Missing for *mut T {
     fn missing() -> Self {
         core::ptr::null_mut()

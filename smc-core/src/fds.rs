@@ -6,7 +6,7 @@
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicUsize, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
 
 use crate::lock::Lock;
 use crate::ready::Set;
@@ -95,7 +95,23 @@ pub fn is_sock(fd: i32, s: &Sock) -> bool {
         .is_some_and(|t| t.load(Acquire) == s as *const Sock as usize | SOCK)
 }
 
+/// The table takes no more streams and sets.
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+
+/// From now on no stream and no epoll set becomes known: see `posix::confine`.
+pub fn give_up() {
+    GIVEN_UP.store(true, SeqCst);
+}
+
+/// Whether [`give_up`] was called.
+pub fn given_up() -> bool {
+    GIVEN_UP.load(Relaxed)
+}
+
 fn store(fd: i32, w: usize) -> bool {
+    if w > PRIVATE && given_up() {
+        return false;
+    }
     match TABLE.get(fd as usize) {
         Some(t) => {
             t.store(w, Release);

@@ -315,6 +315,32 @@ pub fn claim_end(s: &Sock) {
     crate::fds::close_private(fd);
 }
 
+/// The engine is to end, or has.
+static END: AtomicBool = AtomicBool::new(false);
+/// Thread id of the engine, 0 until it runs.
+static THREAD: AtomicU32 = AtomicU32::new(0);
+
+/// Ends the engine, if there is one, and has none started any more. No connection needs it.
+pub fn end() {
+    let idle = STATE.compare_exchange(IDLE, OFF, SeqCst, SeqCst);
+    if idle.is_ok() {
+        return;
+    }
+    END.store(true, SeqCst);
+    let until = sys::now_ns() + START_NS;
+    loop {
+        fence(SeqCst);
+        node::ring_own(node::ENGINE_BELL);
+        let thread = THREAD.load(SeqCst);
+        if STATE.load(SeqCst) == OFF && (thread == 0 || !sys::thread_alive(thread))
+            || sys::now_ns() > until
+        {
+            return;
+        }
+        sys::sleep_us(50);
+    }
+}
+
 /// Removes the node's files, and adds up what it has counted: the process exits.
 pub fn exiting() {
     if let Some(sh) = shared()
@@ -330,6 +356,7 @@ pub fn after_fork_child() {
     if STATE.load(Relaxed) == RUNNING {
         STATE.store(IDLE, Relaxed);
     }
+    THREAD.store(0, Relaxed);
     crate::negotiate::remote::after_fork_child();
     SHARED.store(core::ptr::null_mut(), Relaxed);
     QUEUE.store(0, Relaxed);

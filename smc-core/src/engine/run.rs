@@ -7,7 +7,7 @@ use libc::epoll_event;
 
 use super::peer::{Incoming, Peer};
 use super::{
-    ADDED, COUNTERS, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, WORK_CANDIDATE,
+    ADDED, COUNTERS, END, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, THREAD, WORK_CANDIDATE,
     WORK_DECLINE, WORK_FREE, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
 };
 use crate::link::table;
@@ -74,8 +74,14 @@ fn off(r: Reason) {
 
 fn main() {
     crate::observe::log::init();
+    THREAD.store(sys::gettid(), SeqCst);
     match Engine::new() {
-        Ok(mut e) => e.run(),
+        Ok(mut e) => {
+            e.run();
+            e.end();
+            // Program threads may still look at what it refers to.
+            core::mem::forget(e);
+        }
         Err(r) => off(r),
     }
 }
@@ -215,6 +221,10 @@ impl Engine {
         loop {
             node::engine_about_to_sleep(busy);
             node::dispatch();
+            if END.load(SeqCst) {
+                node::awake(node::ENGINE_BELL);
+                return;
+            }
             let polls = table::polls();
             let timeout = if QUEUE.load(SeqCst) != 0 {
                 0
@@ -253,6 +263,19 @@ impl Engine {
             next = times.into_iter().flatten().min();
             COUNTERS.add_to(self.shared.directory.totals(), &ADDED);
         }
+    }
+
+    /// The process goes on without us: peers and `smctl` must not find it any more.
+    fn end(&mut self) {
+        COUNTERS.add_to(self.shared.directory.totals(), &ADDED);
+        SHARED.store(core::ptr::null_mut(), SeqCst);
+        self.shared.files.remove();
+        for i in 0..self.peers.len() {
+            self.lose(i);
+        }
+        fds::close_private(self.listener);
+        STATE.store(OFF, SeqCst);
+        log::debug!("the engine has ended: the process confines itself");
     }
 
     fn event(&mut self, data: u64) {

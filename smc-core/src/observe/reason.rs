@@ -164,6 +164,9 @@ reasons! {
     51 OutOfSync "out-of-sync"
         "The other host continued a link group that this process no longer has; it makes a new one \
          for the next connection.";
+    52 Confined "confined"
+        "The process put itself under a seccomp filter, which could end it for system calls of xsmc, so \
+         xsmc has left it.";
 }
 
 impl Reason {
@@ -297,6 +300,7 @@ mod tests {
         assert_eq!(Reason::NoCounters.code(), 36);
         assert_eq!(Reason::NoSmcOption.code(), 38);
         assert_eq!(Reason::OutOfSync.code(), 51);
+        assert_eq!(Reason::Confined.code(), 52);
     }
 
     /// What an operator is told of our own Declines.

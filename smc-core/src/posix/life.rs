@@ -66,7 +66,7 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
         return fail(Errno::EBADF) as c_int;
     }
     let fd = real();
-    if fd >= 0 {
+    if fd >= 0 && !fds::given_up() {
         quietly(|| {
             fresh(fd);
             let known = match e {
@@ -258,7 +258,7 @@ fn before_close(e: Entry, fd: c_int) {
 
 /// Takes a number out of the table. For a stream under the locks that the engine holds when it uses the
 /// number (see [`Sock::with_fd`]).
-fn forget_number(e: Entry, fd: c_int) {
+pub(super) fn forget_number(e: Entry, fd: c_int) {
     let _locks = match e {
         Entry::Sock(s) => (s.managed().then(|| s.tx.lock.lock()), s.watch.lock()),
         _ => (None, None),
@@ -267,7 +267,7 @@ fn forget_number(e: Entry, fd: c_int) {
 }
 
 /// Drops one descriptor's reference. The number has left the table.
-fn release(e: Entry, fd: c_int) {
+pub(super) fn release(e: Entry, fd: c_int) {
     // Where a copy stays, it stands for the object from now on.
     let other = |same: &dyn Fn(Entry) -> bool| {
         let mut found = None;

@@ -3,8 +3,9 @@
 //! The closure performs the real call; whether it is made is decided here.
 //!
 //! - `io`: reading and writing; `life`: making, closing and duplicating descriptors; `option`: fcntl, ioctl,
-//!   socket options; `copy`: sendfile and splice; `process`: fork, exec, passing descriptors.
+//!   socket options; `copy`: sendfile and splice; `process`: fork, exec, passing descriptors; `confine`: seccomp.
 
+mod confine;
 mod copy;
 mod io;
 mod life;
@@ -13,6 +14,7 @@ mod process;
 
 pub use crate::ready::{poll, select};
 pub use crate::stream::handlers_changed;
+pub use confine::{prctl, seccomp};
 pub use copy::{sendfile, splice};
 pub use io::{
     preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg,

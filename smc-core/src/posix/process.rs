@@ -239,6 +239,9 @@ pub(super) fn adopt_inherited() {
 
 /// Makes a connected TCP socket known that came from another process.
 fn adopt(fd: i32) {
+    if fds::given_up() {
+        return;
+    }
     // Asked one after the other: this runs at every program's start.
     let is = |option, value| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, option) == Ok(value);
     if !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP) || is(libc::SO_ACCEPTCONN, 1) {

@@ -428,6 +428,31 @@ pub fn unmanage(r: RegRef, s: &Sock) {
     );
 }
 
+/// Takes all that is ours out of the kernel's instance, if that can be told: then the kernel's answers need no
+/// translation any more. Its connections are plain.
+pub fn give_back(set: &Set) -> bool {
+    let Some(_g) = set.lock.lock() else {
+        return false;
+    };
+    // A one-shot registration that had fired has kept our cookie.
+    let cookies = (0..set.used.load(Relaxed))
+        .filter_map(|i| set.reg(i))
+        .any(|r| {
+            r.state.load(Relaxed) & R_USED != 0 && r.events.load(Relaxed) & EPOLLONESHOT as u32 != 0
+        });
+    if cookies || set.managed.load(Relaxed) != 0 || set.foreign.load(Relaxed) != 0 {
+        return false;
+    }
+    let bell = set.bell.swap(0, SeqCst);
+    if let Some(b) = bell.checked_sub(1) {
+        if let Some(fd) = node::bell_fd(b) {
+            let _ = sys::epoll_ctl(set.epfd.load(Relaxed), EPOLL_CTL_DEL, fd, None);
+        }
+        node::release_bell(b);
+    }
+    true
+}
+
 /// Drops a registration whose socket has been closed (the kernel has dropped its own).
 pub fn forget(r: RegRef, s: &Sock) {
     if let Some(set) = r.set()

@@ -26,7 +26,7 @@ use crate::node;
 use crate::pool::{Pool, Pooled};
 use crate::stream::Sock;
 
-pub use epoll::{ctl, forget, manage, prepare, unmanage};
+pub use epoll::{ctl, forget, give_back, manage, prepare, unmanage};
 pub use poll::{poll, select};
 pub use wait::epoll_wait;
 

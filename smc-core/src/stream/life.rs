@@ -136,6 +136,14 @@ impl Sock {
         true
     }
 
+    /// Leaves the link for good, all being on TCP, whatever the peer does. Called without locks.
+    pub(crate) fn leave_link(&self) {
+        if self.leave_if(|_| true) {
+            // Whoever sleeps on the stream goes on with the kernel's calls.
+            self.on_event();
+        }
+    }
+
     /// The last descriptor of this process has been closed. Gives everything back.
     pub fn closed(&self) {
         for r in &self.regs {
