@@ -7,6 +7,7 @@ use super::ipc;
 use super::run::Engine;
 use crate::negotiate::Endpoint;
 use crate::node;
+use crate::observe::Reason;
 use crate::observe::status::{
     Carrier, ConnectionState, ConnectionStatus, DirectionStatus, Fabric, LinkStatus, NodeStatus,
 };
@@ -137,7 +138,10 @@ impl Engine {
             rdma: group,
             tx: dir(true),
             rx: dir(false),
-            reason: s.noted().map(|r| r.name().into()),
+            reason: s
+                .noted()
+                .or_else(|| (managed && s.peer_pins()).then_some(Reason::PeerRequest))
+                .map(|r| r.name().into()),
             diagnosis: match s.diagnosis.load(Relaxed) {
                 0 => None,
                 code => Some(Diagnosis::from(code).into()),

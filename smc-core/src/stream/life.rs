@@ -61,6 +61,10 @@ impl Sock {
             before.fetch_add(now.swap(0, Relaxed), Relaxed);
         }
         self.inc().rx.cons.store(self.rx.off(), Relaxed);
+        if self.pinned.load(Relaxed) == 0 {
+            // It said why there was no place on a link.
+            self.reason.store(0, Relaxed);
+        }
         link.slots[slot as usize].store((self as *const Sock).cast_mut(), Release);
         link.used.fetch_add(1, SeqCst);
         self.state.store(MANAGED, SeqCst);

@@ -147,6 +147,11 @@ impl Sock {
         self.tx_log(self.tx.off())
     }
 
+    /// Whether the peer wants what we send on TCP, for now or for good. Engine, while managed.
+    pub(crate) fn peer_pins(&self) -> bool {
+        self.out().rx.flags.load(Acquire) & RX_PINNED != 0
+    }
+
     /// Agrees to the RMB for what we receive, once the evidence holds. Under `rx.lock`, on TCP.
     pub(super) fn try_ready_rx(&self, fd: i32) {
         let line = &self.inc().rx;
