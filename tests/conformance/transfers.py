@@ -13,10 +13,10 @@ from .suite import Suite
 
 
 def suites():
-    # sshd's sandboxed child uses the connection before its parent does, and git upload-pack's standard output is the
-    # connection: TCP alone serves that.
+    # sshd's sandboxed child uses the connection before its parent does, which leaves only a tunnel's to RMBs, and git
+    # upload-pack's standard output is the connection: TCP alone serves that.
     return [Suite("rsync", rsync, ("rsync",), takes=10, all_pass=True),
-            Suite("sshd", sshd, ("openssh-server", "openssh-client"), False, 20, True),
+            Suite("sshd", sshd, ("openssh-server", "openssh-client"), True, 30, True),
             Suite("git-daemon", git, ("git",), False, 15, True)]
 
 
@@ -107,19 +107,25 @@ Subsystem sftp internal-sftp
         output = way.run(["ssh", *options, "-p", port, host, "echo", "hello"], 30)
         assert "hello" in output, output
 
-    def copy(*words):
-        way.run(["scp", *options, "-P", port, *words], 120)
+    def copy(*words, through=port):
+        way.run(["scp", *options, "-P", through, *words], 120)
         assert digest(way.directory / "copy") == digest(large), "the copy differs"
         (way.directory / "copy").unlink()
 
     def many():
         for _ in range(5):
             command()
+    def tunnel():
+        entrance = free_port()
+        forward = way.start(["ssh", *options, "-p", port, "-N", "-L", f"127.0.0.1:{entrance}:127.0.0.1:{port}", host], entrance)
+        copy(f"{host}:{large}", "copy", through=entrance)
+        way.stop(forward)
     way.case("command", command)
     way.case("commands", many)
     way.case("scp-from", copy, f"{host}:{large}", "copy")
     way.case("scp-to", copy, large, f"{host}:{way.directory}/copy")
     way.case("scp-old-protocol", copy, "-O", large, f"{host}:{way.directory}/copy")
+    way.case("scp-through-tunnel", tunnel)
     way.case("scp-tree", lambda: same(way, "scp", *options, "-q", "-r", "-P", port, f"{host}:{way.directory}/tree",
                                       "tree2", tree=way.directory / "tree", copy=way.directory / "tree2"))
     way.case("stops", way.stop, server)
