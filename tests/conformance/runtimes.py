@@ -7,19 +7,22 @@ from .suite import Suite
 PROGRAMS = settings.TESTS / "programs"
 NODE = ("http-keep-alive", "http-bodies", "http-close", "net-echo", "cluster", "socket-to-child", "used-socket-to-child")
 JAVA = ("nio-messages", "nio-bulk", "nio-select-client", "http-keep-alive", "http-bodies", "blocking-bulk", "blocking-timeout",
-        "async-channel")
+        "async-channel", "processes-between")
 
 
 def suites():
-    return [Suite("node", node, ("nodejs",), takes=20, all_pass=True),
+    return [Suite("node", lambda way: node(way, "rr"), ("nodejs",), takes=20, all_pass=True),
+            Suite("node-shared-listener", lambda way: node(way, "none"), ("nodejs",), takes=20, all_pass=True),
             Suite("java", java, ("openjdk-17-jdk-headless",), takes=30, all_pass=True)]
 
 
-def node(way):
+def node(way, policy):
+    """How a cluster's workers come by connections: the first process hands them on, or shares its listener."""
+    env = {"NODE_CLUSTER_SCHED_POLICY": policy}
     program = PROGRAMS / "node_net.js"
-    server = way.start(["node", program, "server"])
+    server = way.start(["node", program, "server"], env=env)
     ports = way.wait_line(server, "ports ")
-    _, output = way.command(["node", program, "client", ports], 240)
+    _, output = way.command(["node", program, "client", ports], 240, env=env)
     way.lines(output, NODE)
     way.case("server-lives", way.stop, server)
     return way.outcomes

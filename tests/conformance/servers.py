@@ -3,6 +3,7 @@
 import hashlib
 import random
 import signal
+import time
 
 from harness import settings
 from harness.settings import scaled
@@ -58,7 +59,8 @@ class Port:
         self.name, self.number = name, free_port()
 
 
-def start_nginx(way, name, servers, extra=""):
+def nginx_command(way, name, servers, extra=""):
+    """The command line of an nginx with two workers."""
     base = way.directory / name
     (base / "temp").mkdir(parents=True)
     temp = "".join(f"{kind}_temp_path {base}/temp/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
@@ -77,13 +79,14 @@ def haproxy(way):
     behind = [Port("nginx"), Port("nginx")]
     for number, port in enumerate(behind):
         server = f"server {{ listen 127.0.0.1:{port.number}; sendfile {'on' if number else 'off'}; root {way.directory}/www; }}"
-        way.start(start_nginx(way, f"nginx{number}", server), port.number)
+        way.start(nginx_command(way, f"nginx{number}", server), port.number)
     keep, close = Port("reuse"), Port("httpclose")
     backends = "".join(f"  server s{n} 127.0.0.1:{port.number} check inter 200ms\n" for n, port in enumerate(behind))
     config = way.directory / "haproxy.cfg"
     config.write_text(f"""
 global
   nbthread 2
+  stats socket {way.directory}/stats mode 600 level admin expose-fd listeners
 defaults
   mode http
   timeout client 30s
@@ -104,7 +107,21 @@ listen close
         http(way, port, digests)
         way.case(f"{port.name}-curl", curl, way, port, digests["big"])
     way.case("slow-reader", curl, way, keep, digests["big"], "--limit-rate", "12M")
-    way.case("stops", way.stop, proxy, signal.SIGUSR1)
+
+    def reload(parts):
+        """A new process takes the listeners over, by descriptor passing, while a download by the old one goes on."""
+        slow = way.start(["curl", "-sS", "-f", "--limit-rate", "8M", "-o", "slow.out", f"http://127.0.0.1:{keep.number}/big"])
+        time.sleep(0.5)
+        after = way.start(["haproxy", "-db", "-f", config, "-sf", proxy.pid, "-x", way.directory / "stats"])
+        check(way, keep, "get", "/small", digests["small"], 8, scaled(20), "close")
+        assert slow.wait(60) == 0, slow.log.read_text()
+        assert hashlib.sha256((way.directory / "slow.out").read_bytes()).hexdigest() == digests["big"], "the download differs"
+        assert proxy.wait(60) == 0, proxy.log.read_text()[-1000:]
+        check(way, close, "get", "/small", digests["small"], 8, scaled(20), "close")
+        parts.append(after)
+    parts = []
+    way.case("reload", reload, parts)
+    way.case("stops", way.stop, parts[-1] if parts else proxy, signal.SIGUSR1)
     return way.outcomes
 
 
@@ -116,7 +133,7 @@ def http2(way):
     port = Port("tls")
     tls = f"ssl_certificate {way.directory}/cert.pem; ssl_certificate_key {way.directory}/key.pem;"
     server = f"server {{ listen 127.0.0.1:{port.number} ssl http2; sendfile on; root {way.directory}/www; }}"
-    way.start(start_nginx(way, "nginx", server, tls), port.number)
+    way.start(nginx_command(way, "nginx", server, tls), port.number)
 
     def get(version, parallel):
         names = ["small"] * 40 + ["big"] * 2

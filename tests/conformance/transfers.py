@@ -17,7 +17,8 @@ def suites():
     # upload-pack's standard output is the connection: TCP alone serves that.
     return [Suite("rsync", rsync, ("rsync",), takes=10, all_pass=True),
             Suite("sshd", sshd, ("openssh-server", "openssh-client"), True, 30, True),
-            Suite("git-daemon", git, ("git",), False, 15, True)]
+            Suite("git-daemon", git, ("git",), False, 15, True),
+            Suite("vsftpd", vsftpd, ("vsftpd", "curl"), False, 15, True)]
 
 
 def make_tree(top, files, largest, seed=1):
@@ -154,5 +155,58 @@ def git(way):
         assert digests(clone) == digests(tree), "what was pushed differs"
     way.case("push", push)
     way.case("fsck", lambda: way.run(["git", "fsck", "--full"], 60, cwd=tree))
+    way.case("stops", way.stop, server)
+    return way.outcomes
+
+
+def vsftpd(way):
+    """Several processes a session, of which those that move data belong to another user. (Its seccomp filter is older than
+    today's C library, and kills it, plain as well.)"""
+    port, root = free_port(), way.directory / "root"
+    make_tree(root / "in", 20, scaled(60, 8) << 20)
+    (root / "out").mkdir()
+    (way.directory / "empty").mkdir()
+    # What anonymous users may write to must not be the root, and belong to them.
+    account = pwd.getpwnam("ftp")
+    os.chown(root / "out", account.pw_uid, account.pw_gid)
+    for directory in (way.directory.parent, way.directory):
+        directory.chmod(0o755)
+    config = way.directory / "vsftpd.conf"
+    config.write_text(f"""
+listen=YES
+background=NO
+listen_address=127.0.0.1
+listen_port={port}
+anonymous_enable=YES
+no_anon_password=YES
+anon_root={root}
+anon_upload_enable=YES
+write_enable=YES
+anon_umask=022
+local_enable=NO
+seccomp_sandbox=NO
+secure_chroot_dir={way.directory}/empty
+vsftpd_log_file={way.directory}/vsftpd.log
+connect_from_port_20=NO
+""")
+    server = way.start(["vsftpd", config], port)
+    url, large = f"ftp://127.0.0.1:{port}", root / "in" / "large"
+
+    def get(*options):
+        way.run(["curl", "-sS", "-f", *options, "-o", "copy", f"{url}/in/large"], 90)
+        assert digest(way.directory / "copy") == digest(large), "the copy differs"
+
+    def put(name, *options):
+        way.run(["curl", "-sS", "-f", *options, "-T", large, f"{url}/out/{name}"], 90)
+        assert digest(root / "out" / name) == digest(large), "the copy differs"
+
+    def names():
+        listed = way.run(["curl", "-sS", "-f", "-l", f"{url}/in/"], 30).split()
+        assert sorted(listed) == sorted(path.name for path in (root / "in").iterdir()), listed
+    way.case("list", names)
+    way.case("get-passive", get)
+    way.case("get-active", get, "-P", "127.0.0.1")
+    way.case("put-passive", put, "passive")
+    way.case("put-active", put, "active", "-P", "127.0.0.1")
     way.case("stops", way.stop, server)
     return way.outcomes

@@ -165,6 +165,7 @@ public class JavaNet {
         one(pool, "blocking-bulk", () -> bulk(ports[2], 10));
         one(pool, "blocking-timeout", () -> timeout(ports[2]));
         one(pool, "async-channel", () -> bulk(ports[3], 10));
+        one(pool, "processes-between", () -> processes(ports[0]));
         System.exit(0);
     }
 
@@ -191,6 +192,20 @@ public class JavaNet {
             }
         }
         return null;
+    }
+
+    /** Programs are started while bytes move. */
+    static Object processes(int port) throws Exception {
+        Future<?> bulk = Executors.newSingleThreadExecutor().submit(() -> {
+            for (int i = 0; i < 5; i++) bulk(port, 4);
+            return null;
+        });
+        for (int i = 0; i < 15; i++) {
+            Process echo = new ProcessBuilder("/bin/echo", "number " + i).start();
+            String said = new String(echo.getInputStream().readAllBytes());
+            check(echo.waitFor() == 0 && said.equals("number " + i + "\n"), "said " + said);
+        }
+        return bulk.get();
     }
 
     /** Connections at once, 1 MB each through the server and back, with a half-close at the end. */

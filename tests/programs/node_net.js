@@ -140,7 +140,8 @@ const cases = {
     await Promise.all(agents.map(async (agent) => {
       for (let i = 0; i < 30; i++) pids.add((await request(agent, ports.cluster, 5000, bytes(5000, i))).pid);
     }));
-    check(pids.size === 2, `${pids.size} workers answered`);
+    /* Where the workers have the listener itself, the kernel chooses. */
+    check(pids.size === 2 || process.env.NODE_CLUSTER_SCHED_POLICY === 'none', `${pids.size} workers answered`);
     agents.forEach((agent) => agent.destroy());
   },
   async 'socket-to-child'(ports) {
