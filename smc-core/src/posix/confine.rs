@@ -12,7 +12,7 @@ use super::life;
 use crate::fds::{self, Entry};
 use crate::link::table;
 use crate::observe::Reason;
-use crate::stream::{self, F_BROKEN, F_INHERITED, F_LISTENER, FREE};
+use crate::stream::{self, F_BROKEN, F_INHERITED, F_LISTENER, F_OFFERS, FREE};
 use crate::sys::{self, Errno};
 use crate::{engine, ready};
 
@@ -48,6 +48,16 @@ fn leave() {
         return;
     }
     let before = sys::errno();
+    // SMC-R needs us to the end: its connections can't go back to TCP, and a listener that offers it can't stop.
+    let mut needed = false;
+    stream::POOL
+        .each(|_, s| needed |= s.state.load(SeqCst) != FREE && (s.fixed() || s.has(F_OFFERS)));
+    if needed {
+        log::warn!(
+            "the process confines itself, but uses SMC-R: its filter must allow what xsmc calls"
+        );
+        return sys::set_errno(Errno::new(before));
+    }
     let mut list = Vec::new();
     stream::POOL.each(|_, s| {
         if s.state.load(SeqCst) == FREE || s.has(F_LISTENER) {
@@ -68,12 +78,14 @@ fn leave() {
         d.finish();
         s.leave_link();
     }
+    // Groups without connections.
     table::linger(engine::end_groups);
     fds::give_up();
     let mut stay = false;
     fds::each(0, u32::MAX, |fd, e| match e {
-        // An error that only we report, or a stream that only we can read.
+        // An error that only we report.
         Entry::Sock(s) if s.has(F_BROKEN) => {}
+        // Attached a moment ago.
         Entry::Sock(s) if s.managed() => stay = true,
         Entry::Sock(_) => {
             life::forget_number(e, fd);
