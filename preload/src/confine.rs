@@ -1,7 +1,8 @@
 //! Calls by which a process puts itself under a seccomp filter.
 //!
 //! Both are variadic in C: that changes nothing for the callee as long as all arguments are numbers. Those that
-//! the caller didn't pass are whatever the registers hold, and are handed on like that, as the C library does.
+//! the caller didn't pass are whatever the registers hold, and are handed on like that, as the C library does. The
+//! real call comes last, hence compiles to a jump: what `syscall` is used for may not survive a frame of ours.
 
 use libc::{c_int, c_long, c_ulong};
 use smc_core::posix;

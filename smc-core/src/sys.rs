@@ -6,9 +6,10 @@
 //! [`epoll_pwait`]: a thread that sleeps must be cancellable (pthreads(7)), and only libc's own
 //! functions are cancellation points.
 
+use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of, zeroed};
 use core::ptr::{NonNull, null};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -562,27 +563,52 @@ pub fn sleep_us(us: u64) {
     let _ = unsafe { syscall!(Sysno::nanosleep, &ts as *const timespec, 0) };
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC (vDSO: no system call).
+type Clock = unsafe extern "C" fn(libc::clockid_t, *mut timespec) -> c_int;
+
+/// The C library's own clock_gettime(2), once [`find_clock`] has found it.
+static CLOCK: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Looks up the C library's own clock. What is in front of it may stand still or run as it likes, as libfaketime
+/// does for a program; our spins must end all the same.
+pub fn find_clock() {
+    let before = errno();
+    // SAFETY: takes a further reference to a library that is loaded; both strings end in NUL.
+    unsafe {
+        let libc = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if !libc.is_null() {
+            CLOCK.store(libc::dlsym(libc, c"clock_gettime".as_ptr()), Relaxed);
+        }
+    }
+    set_errno(Errno::new(before));
+}
+
 #[inline]
-pub fn now_ns() -> u64 {
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut ts = timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: clock_gettime is not interposed and writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    let own = CLOCK.load(Relaxed);
+    let read: Clock = if own.is_null() {
+        libc::clock_gettime
+    } else {
+        // SAFETY: the C library's function of that name, which has this signature.
+        unsafe { core::mem::transmute::<*mut c_void, Clock>(own) }
+    };
+    // SAFETY: writes one timespec.
+    unsafe { read(clock, &mut ts) };
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC (vDSO: no system call).
+#[inline]
+pub fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
 }
 
 /// As [`now_ns`], some milliseconds behind, but never a system call.
 pub fn now_coarse_ns() -> u64 {
-    let mut ts = timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: as in `now_ns`.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut ts) };
-    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+    clock_ns(libc::CLOCK_MONOTONIC_COARSE)
 }
 
 /// Moves a private descriptor to a high number, out of the way of programs that count on low ones.

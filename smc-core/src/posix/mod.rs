@@ -43,6 +43,7 @@ use crate::sys::{self, Errno, Result};
 pub unsafe fn init(envp: *const *const core::ffi::c_char) {
     // SAFETY: promised by the caller.
     unsafe { crate::env::capture(envp) };
+    sys::find_clock();
     process::adopt_inherited();
 }
 
