@@ -1,21 +1,24 @@
 /*
  * Ping-pong and bulk transfer between two hosts, for the comparison in scripts/lab-bench:
  *
- *     lab_bench [-f smc|tcp] -p PORT serve
- *     lab_bench [-f smc|tcp] -p PORT connect HOST ROUNDS SIZE MEGABYTES
+ *     lab_bench [-f smc|tcp] [-w block|poll|epoll] -p PORT serve
+ *     lab_bench [-f smc|tcp] [-w block|poll|epoll] -p PORT connect HOST ROUNDS SIZE MEGABYTES
  *
  * The client sends ROUNDS messages of SIZE bytes and waits for each to come back, then MEGABYTES to the server, which
  * answers one byte at the end. It prints one line of JSON: the median round trip in microseconds, the throughput in
  * megabytes a second, and what part of its CPU the guest was busy per round trip (us) and per megabyte (ms), from
- * /proc/stat. With -f smc the sockets are the kernel's AF_SMC.
+ * /proc/stat. With -f smc the sockets are the kernel's AF_SMC. -w says in what a receiver sleeps: in recv (block,
+ * the default), or in poll or epoll_wait after a recv that found nothing.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,6 +27,8 @@
 #define BLOCK (256 << 10)
 
 static int family = AF_INET;
+static char waits = 'b'; /* the first letter of -w */
+static int set = -1;     /* epoll instance */
 static char block[BLOCK];
 
 static void die(const char *what)
@@ -53,10 +58,30 @@ static double busy_us(void)
     return sum * 1e6 / sysconf(_SC_CLK_TCK);
 }
 
+/* recv that sleeps as -w says. */
+static ssize_t take(int fd, char *buf, size_t n)
+{
+    while (waits != 'b') {
+        ssize_t k = recv(fd, buf, n, MSG_DONTWAIT);
+        if (k >= 0 || errno != EAGAIN)
+            return k;
+        struct epoll_event event = {.events = EPOLLIN};
+        struct pollfd one = {.fd = fd, .events = POLLIN};
+        if (waits == 'e' && set < 0) {
+            set = epoll_create1(0);
+            if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event))
+                die("epoll_ctl");
+        }
+        if ((waits == 'e' ? epoll_wait(set, &event, 1, -1) : poll(&one, 1, -1)) < 0)
+            die("waiting");
+    }
+    return recv(fd, buf, n, 0);
+}
+
 static void whole(int fd, char *buf, size_t n, int out)
 {
     while (n > 0) {
-        ssize_t k = out ? send(fd, buf, n, 0) : recv(fd, buf, n, 0);
+        ssize_t k = out ? send(fd, buf, n, 0) : take(fd, buf, n);
         if (k < 0)
             die(out ? "send" : "recv");
         if (k == 0)
@@ -75,11 +100,13 @@ static int compare(const void *a, const void *b)
 int main(int argc, char **argv)
 {
     int option, port = 7000, one = 1;
-    while ((option = getopt(argc, argv, "f:p:")) != -1) {
+    while ((option = getopt(argc, argv, "f:p:w:")) != -1) {
         if (option == 'f')
             family = strcmp(optarg, "smc") ? AF_INET : AF_SMC_FAMILY;
         else if (option == 'p')
             port = atoi(optarg);
+        else if (option == 'w')
+            waits = optarg[0];
         else
             return 2;
     }
@@ -107,7 +134,7 @@ int main(int argc, char **argv)
             whole(c, block, head[1], 1);
         }
         for (uint64_t left = (uint64_t)head[2] << 20; left > 0;) {
-            ssize_t k = recv(c, block, sizeof block, 0);
+            ssize_t k = take(c, block, sizeof block);
             if (k <= 0)
                 die("bulk");
             left -= k;
