@@ -81,4 +81,4 @@ def test_rdma_calls_do_not_fail(run):
     """But where the client's GID can't be reached."""
     output = run["server"]["clients"].output + run["client"]["servers"].output
     failed = re.findall(r"warn: (.*failed.*)", output)
-    assert len(failed) == 2 and all("to RTR" in line for line in failed), failed
+    assert len(failed) >= 3 and all("to RTR" in line for line in failed), failed

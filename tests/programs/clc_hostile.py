@@ -6,6 +6,7 @@
 OWN is the own IPv4 address, in the GIDs that are shown.
 """
 
+import select
 import socket
 import struct
 import sys
@@ -315,6 +316,30 @@ def client_gid_of_nobody(sock, own):
     receive_message(sock, ACCEPT)
     sock.sendall(confirm(own))
     receive_message(sock, DECLINE)
+    exchange(sock)
+
+
+def client_gid_out_of_reach(sock, own):
+    """No host has that address, but it takes the kernel a second to find out. Others don't wait for that."""
+    for number in range(3):
+        with marked() as first, marked() as other:
+            first.connect(sock.getpeername())
+            first.sendall(proposal(own, system_id=b"faraway%d" % number, own_gid=gid(f"10.9.0.{77 + number}")))
+            receive_message(first, ACCEPT)
+            first.sendall(confirm(own))
+            other.connect(sock.getpeername())
+            other.sendall(proposal(own, eids=[]))
+            receive_decline(other, 0x03030008)
+            waited = bool(select.select([first], [], [], 0)[0])
+            receive_message(first, DECLINE)
+            for each in (first, other):
+                exchange(each)
+        # (A slow machine may take a second for the other one, too, but not each time.)
+        if not waited:
+            break
+    assert not waited, "the other connection was answered only after the first"
+    sock.sendall(proposal(own, eids=[]))
+    receive_decline(sock, 0x03030008)
     exchange(sock)
 
 

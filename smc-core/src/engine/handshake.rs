@@ -5,6 +5,7 @@
 //! limbo, for the group or for TCP.
 
 use core::sync::atomic::Ordering::Relaxed;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, iovec};
@@ -24,7 +25,7 @@ use crate::observe::Reason;
 use crate::ring::Ring;
 use crate::stream::{self, F_ACCEPTED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
-use crate::wire::clc::{Diagnosis, List};
+use crate::wire::clc::{AcceptConfirm, Diagnosis, List};
 use crate::wire::{Eid, Rtoken};
 
 /// Connections that one of our link groups takes; the most that the protocol can say.
@@ -34,6 +35,8 @@ const MAX_LINKS: u8 = 1;
 /// What a handshake waits for, besides the peer's messages.
 pub(super) enum Wait {
     Nothing,
+    /// The queue pair's step to where it can receive; then this message, an Accept or a Confirm, is gone on with.
+    Connect(AcceptConfirm),
     /// CONFIRM LINK of its group.
     Link,
     /// The peer's answer to CONFIRM RKEY.
@@ -53,6 +56,8 @@ pub(super) struct Handshake {
     /// Port and GID for the connection.
     pub(super) choice: Option<Choice>,
     pub(super) rmb_size: u32,
+    /// The other end of the TCP connection.
+    pub(super) peer: Option<IpAddr>,
     /// Link group, slot, and what the peer was told of our end.
     pub(super) place: Option<(usize, u32)>,
     /// The group was made for this connection.
@@ -98,6 +103,7 @@ impl Engine {
             out: (Vec::new(), 0),
             choice: None,
             rmb_size: 0,
+            peer: None,
             place: None,
             first: false,
             request: None,
@@ -216,6 +222,7 @@ impl Engine {
         peer: std::net::SocketAddr,
     ) {
         let now = Instant::now();
+        h.peer = Some(peer.ip().to_canonical());
         let server = s.has(F_ACCEPTED);
         let config = self.clc_local();
         let offered = remote::remote().and_then(|r| {
@@ -387,6 +394,7 @@ impl Engine {
                 continue;
             };
             match h.wait {
+                Wait::Connect(message) => self.check_connected(&mut h, message),
                 Wait::Link => self.check_link(&mut h),
                 Wait::Rkey(token) => {
                     let answer = confirmed
@@ -561,6 +569,7 @@ mod tests {
                 mac: [0; 6],
             }),
             rmb_size: 0,
+            peer: None,
             place: None,
             first: false,
             request: None,

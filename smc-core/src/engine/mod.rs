@@ -8,6 +8,7 @@
 //!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`,
 //!   `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
+mod connect;
 mod device;
 mod handshake;
 mod idle;
@@ -358,6 +359,7 @@ pub fn after_fork_child() {
     }
     THREAD.store(0, Relaxed);
     crate::negotiate::remote::after_fork_child();
+    connect::after_fork_child();
     SHARED.store(core::ptr::null_mut(), Relaxed);
     QUEUE.store(0, Relaxed);
     COUNTERS.reset();

@@ -11,9 +11,11 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::connect::Connecting;
 use super::device::Device;
 use super::outbox::Outbox;
 use super::peer::reset_block;
@@ -41,6 +43,8 @@ use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
 
 /// How long a group that is down may take to send what it has to say last.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// After how long a group that is down is looked at again while its queue pair is still being connected.
+const CONNECTING_LOOK: Duration = Duration::from_millis(50);
 /// After how long a full send queue is tried again.
 const FULL_TIME: Duration = Duration::from_millis(1);
 
@@ -80,6 +84,10 @@ pub(super) struct LinkGroup {
     /// Server: the client's GID, from its Proposal.
     pub(super) client_gid: Option<Gid>,
     pub(super) psn: Psn,
+    /// The step to RTR is under way,
+    connecting: Option<(Remote, Connecting)>,
+    /// or has ended, and nobody knows.
+    connected: Option<verbs::Result<()>>,
     max_conns: u8,
     /// Both ends are xsmc's, and understand immediate data.
     pub(super) immediate: bool,
@@ -128,7 +136,7 @@ impl LinkGroup {
             mapping::retire(seg, SEGMENT_LEN);
             return Err(no_memory(sys::Errno::ENOMEM));
         };
-        let group = Group::new(link, qp, queue, epfd);
+        let group = Group::new(link, Arc::new(qp), queue, epfd);
         link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
         Ok(LinkGroup {
             group,
@@ -143,6 +151,8 @@ impl LinkGroup {
             remote: None,
             client_gid: None,
             psn: random_psn(),
+            connecting: None,
+            connected: None,
             max_conns: 0,
             immediate: false,
             unsent: Outbox::default(),
@@ -280,9 +290,15 @@ impl LinkGroup {
         }
     }
 
-    /// The peer's end of the link is known: it may write and send to us from now on.
-    pub(super) fn connect(&mut self, remote: Remote) -> verbs::Result<()> {
-        self.group.qp().to_rtr(&Path {
+    /// The peer's end of the link is known: it may write and send to us once this is done. That is at once (true) if its
+    /// GID stands for `neighbour`, an address of which it is known how to get there; else
+    /// [`LinkGroup::connected`] will tell.
+    pub(super) fn connect(
+        &mut self,
+        remote: Remote,
+        neighbour: Option<IpAddr>,
+    ) -> verbs::Result<bool> {
+        let path = Path {
             port: self.device.port,
             gid_index: self.device.gid_index,
             // A gateway between the two hosts makes no difference to what we send on the wire but this.
@@ -291,7 +307,39 @@ impl LinkGroup {
             peer_gid: remote.gid,
             peer_number: remote.qpn.get(),
             peer_psn: remote.psn.get(),
-        })?;
+        };
+        if neighbour == Some(remote.gid.ip()) {
+            self.group.qp().to_rtr(&path)?;
+            return self.enlist(remote).map(|()| true);
+        }
+        self.connecting = Some((remote, Connecting::start(self.group.qp(), path)?));
+        Ok(false)
+    }
+
+    /// Whether what [`LinkGroup::connect`] has begun has ended, and how. Told once.
+    pub(super) fn connected(&mut self) -> Option<verbs::Result<()>> {
+        self.connected.take()
+    }
+
+    fn is_connecting(&self) -> bool {
+        let ended = |(_, c): &(Remote, Connecting)| c.result().is_some();
+        self.connecting.as_ref().is_some_and(|c| !ended(c))
+    }
+
+    /// Takes notice of the end of what [`LinkGroup::connect`] has begun.
+    fn look_for_connected(&mut self) {
+        if let Some((remote, result)) = self
+            .connecting
+            .as_ref()
+            .and_then(|(remote, c)| Some((*remote, c.result()?)))
+        {
+            self.connecting = None;
+            self.connected = Some(result.and_then(|()| self.enlist(remote)));
+        }
+    }
+
+    /// The peer may write and send to us.
+    fn enlist(&mut self, remote: Remote) -> verbs::Result<()> {
         self.remote = Some(remote);
         self.listed = table::add(&self.group);
         if self.listed {
@@ -455,6 +503,7 @@ impl LinkGroup {
 
     /// Does what has become due. Returns when to look again.
     pub(super) fn tend(&mut self) -> Option<Instant> {
+        self.look_for_connected();
         let received = self.group.with(|s| s.counts().cdc_received).unwrap_or(0);
         if core::mem::replace(&mut self.received, received) != received
             && let Some(llc) = &mut self.llc
@@ -637,6 +686,9 @@ impl LinkGroup {
             return Ok(false);
         }
         let now = Instant::now();
+        if self.is_connecting() {
+            return Err(now + CONNECTING_LOOK);
+        }
         let until = *self.until.get_or_insert(now + LAST_WORDS);
         if self.group.qp().outstanding() == 0 || now >= until {
             Ok(true)

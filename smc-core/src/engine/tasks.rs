@@ -62,13 +62,8 @@ impl Engine {
                 Ok(())
             }
         };
-        match done {
-            Ok(()) => {}
-            Err(Refusal::Decline(d)) => h.machine.decline(d, now),
-            Err(Refusal::Rdma(e)) => {
-                log::warn!("SMC-R handshake: {e}");
-                h.machine.decline(Diagnosis::ErrRdyLnk, now);
-            }
+        if let Err(why) = done {
+            refuse(h, why);
         }
     }
 
@@ -144,26 +139,63 @@ impl Engine {
     fn prepare_first(&mut self, h: &mut Handshake, accept: &AcceptConfirm) -> Result<(), Refusal> {
         let (g, mtu) = self.new_group(h, llc::Role::Client, accept.system_id)?;
         let size = h.rmb_size;
-        let terms = accept.v2.and_then(|v| v.extension).map(|e| Terms::from(&e));
-        let terms = terms.unwrap_or(Terms::RELEASE_0);
         let group = self.group(g)?;
-        group.immediate = terms.features & IMMEDIATE != 0;
+        group.immediate = terms_of(accept).features & IMMEDIATE != 0;
         h.place = Some((g, u32::MAX));
         let (slot, end) = group.prepare(size, mtu)?;
         h.place = Some((g, slot));
         group.announced(end.rtoken);
-        group.connect(Remote {
+        let remote = Remote {
             system_id: accept.system_id,
             gid: accept.end.gid,
             qpn: accept.end.qpn,
             psn: accept.end.psn,
             mtu: accept.end.mtu.min(mtu),
-        })?;
-        h.rings = Some(group.complete(slot, &accept.end)?);
-        group.confirm_link(terms.max_links, terms.max_conns, keepalive());
-        h.machine
-            .prepared(Prepared { end, direct: true }, true, Instant::now());
+        };
+        if group.connect(remote, h.peer)? {
+            self.connected(h, accept)
+        } else {
+            h.wait = Wait::Connect(*accept);
+            Ok(())
+        }
+    }
+
+    /// The queue pair of a first contact can receive, now that an Accept or a Confirm has told of the peer's.
+    fn connected(&mut self, h: &mut Handshake, message: &AcceptConfirm) -> Result<(), Refusal> {
+        let Some((g, slot)) = h.place else {
+            return Err(Refusal::Decline(Diagnosis::IntErr));
+        };
+        let group = self.group(g)?;
+        h.rings = Some(group.complete(slot, &message.end)?);
+        if let Some(request) = h.request {
+            group.ready_to_send()?;
+            let terms = request.terms;
+            group.confirm_link(terms.max_links, terms.max_conns, keepalive());
+            h.wait = Wait::Link;
+            self.check_link(h);
+        } else {
+            let terms = terms_of(message);
+            let end = group.end(slot);
+            group.confirm_link(terms.max_links, terms.max_conns, keepalive());
+            let end = end.ok_or(Refusal::Decline(Diagnosis::IntErr))?;
+            h.machine
+                .prepared(Prepared { end, direct: true }, true, Instant::now());
+        }
         Ok(())
+    }
+
+    /// Goes on where the queue pair of a first contact has been waited for.
+    pub(super) fn check_connected(&mut self, h: &mut Handshake, message: AcceptConfirm) {
+        let result = match h.place.map(|(g, _)| self.group(g)) {
+            Some(Ok(group)) => group.connected(),
+            _ => return refuse(h, Refusal::Decline(Diagnosis::NoActLink)),
+        };
+        let Some(result) = result else { return };
+        h.wait = Wait::Nothing;
+        let done = result.map_err(Refusal::Rdma);
+        if let Err(why) = done.and_then(|()| self.connected(h, &message)) {
+            refuse(h, why);
+        }
     }
 
     fn prepare_subsequent(
@@ -258,24 +290,24 @@ impl Engine {
             return Err(Refusal::Decline(Diagnosis::IntErr));
         };
         let group = self.group(g)?;
-        h.rings = Some(group.complete(slot, &confirm.end)?);
-        if first {
-            group.connect(Remote {
-                system_id: confirm.system_id,
-                gid: request.gid,
-                qpn: confirm.end.qpn,
-                psn: confirm.end.psn,
-                mtu: confirm.end.mtu,
-            })?;
-            group.ready_to_send()?;
-            let terms = request.terms;
-            group.confirm_link(terms.max_links, terms.max_conns, keepalive());
-            h.wait = Wait::Link;
-            self.check_link(h);
-        } else {
+        if !first {
+            h.rings = Some(group.complete(slot, &confirm.end)?);
             h.machine.link_ready(Instant::now());
+            return Ok(());
         }
-        Ok(())
+        let remote = Remote {
+            system_id: confirm.system_id,
+            gid: request.gid,
+            qpn: confirm.end.qpn,
+            psn: confirm.end.psn,
+            mtu: confirm.end.mtu,
+        };
+        if group.connect(remote, h.peer)? {
+            self.connected(h, confirm)
+        } else {
+            h.wait = Wait::Connect(*confirm);
+            Ok(())
+        }
     }
 
     pub(super) fn check_link(&mut self, h: &mut Handshake) {
@@ -298,6 +330,25 @@ impl Engine {
         } else if up {
             h.wait = Wait::Nothing;
             h.machine.link_ready(now);
+        }
+    }
+}
+
+/// What the extension of an Accept says.
+fn terms_of(accept: &AcceptConfirm) -> Terms {
+    let extension = accept.v2.and_then(|v| v.extension);
+    extension.map_or(Terms::RELEASE_0, |e| Terms::from(&e))
+}
+
+/// A task can't be done.
+fn refuse(h: &mut Handshake, why: Refusal) {
+    let now = Instant::now();
+    h.wait = Wait::Nothing;
+    match why {
+        Refusal::Decline(d) => h.machine.decline(d, now),
+        Refusal::Rdma(e) => {
+            log::warn!("SMC-R handshake: {e}");
+            h.machine.decline(Diagnosis::ErrRdyLnk, now);
         }
     }
 }

@@ -46,7 +46,7 @@ pub struct Group {
     lock: Lock,
     state: UnsafeCell<State>,
     link: &'static Link,
-    qp: QueuePair,
+    qp: Arc<QueuePair>,
     queue: Arc<Queue>,
     /// The engine's epoll instance, in which the channel is watched,
     epfd: i32,
@@ -69,7 +69,12 @@ unsafe impl Send for Group {}
 
 impl Group {
     /// A group over a queue pair whose completions go to `queue`, for the connections of `link`.
-    pub fn new(link: &'static Link, qp: QueuePair, queue: Arc<Queue>, epfd: i32) -> Box<Group> {
+    pub fn new(
+        link: &'static Link,
+        qp: Arc<QueuePair>,
+        queue: Arc<Queue>,
+        epfd: i32,
+    ) -> Box<Group> {
         Box::new(Group {
             lock: Lock::new(),
             state: UnsafeCell::new(State::new()),
@@ -86,7 +91,7 @@ impl Group {
     }
 
     /// The queue pair.
-    pub fn qp(&self) -> &QueuePair {
+    pub fn qp(&self) -> &Arc<QueuePair> {
         &self.qp
     }
 

@@ -98,6 +98,11 @@ impl QueuePair {
         })
     }
 
+    /// An error of an operation on it.
+    pub fn error(&self, operation: &'static str, errno: Errno) -> Error {
+        Error::new(operation, self.object(), errno)
+    }
+
     /// Its number, 24 bits.
     pub fn number(&self) -> u32 {
         self.number
