@@ -18,7 +18,7 @@ from harness import build, hosts as host_checks, lab as two_hosts, settings, wor
 # A test that fails gets a second chance (pytest-rerunfailures): programs and guests run against time limits, and what else
 # the machine does counts. How it failed is printed all the same, to be looked into, and a run in which more than
 # SECOND_CHANCES tests needed one fails.
-SECOND_CHANCES = 3
+SECOND_CHANCES = 10
 
 
 def pytest_configure(config):
