@@ -98,6 +98,10 @@ kills
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The run of SCRIPT: its result, and what each role did in each step."""
+    return run_all(tmp_path_factory)
+
+
+def run_all(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     script = SCRIPT
     for name, text in {"PROGRAM": two_hosts.peer(), "ENV": two_hosts.ours(folder), "SMCTL": settings.SMCTL,
@@ -153,8 +157,11 @@ def test_killed_process(run, ours, victim):
 
 
 @pytest.mark.parametrize("ours", SIDES)
-def test_kernel_ends_the_link_group(run, ours):
-    """We let it go when we are told, and the next connection makes another one."""
+def test_kernel_ends_the_link_group(run, ours, request, tmp_path_factory):
+    """We let it go when we are told, and the next connection makes another one. Now and then the kernel takes long to let go
+    of a connection before, and its module can't be unloaded: then all is done once more."""
+    if getattr(request.node, "execution_count", 1) > 1:
+        run = run_all(tmp_path_factory)
     own, kernel = ends(run, ours, "unload")
     assert own.status == kernel.status == 0 and contacts(own.output) == ["first", "first"], own.output
     assert "the peer ended the link group" in own.output
