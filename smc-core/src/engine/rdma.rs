@@ -1,45 +1,33 @@
 //! A link group as the engine keeps it: device, queue pair, buffers, LLC.
 //!
-//! The data path is [`Group`]; here is what happens around it: making the queue pair, handing out slots and
-//! buffers, running the LLC state machine, and the end.
-//!
-//! Buffers are cut from chunks of 4 MiB, each registered once as a memory region of this group's: RMBs from
-//! chunks that the peer may write, mirrors (what is sent is written there first) from chunks that it may not.
-//! All RMBs of a chunk share its rkey, so an RMB is not taken back by DELETE RKEY when its connection ends: it
-//! stays known to the peer, and is used for the next connection.
+//! The data path is [`Group`]; here is what happens around it: making the queue pair, running the LLC state machine,
+//! and the end. What connections use of the group is in `buffers`, what `smctl` is told of it in `status`.
 
-use core::ptr::NonNull;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+mod buffers;
+mod status;
+
+use core::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::connect::Connecting;
 use super::device::Device;
 use super::outbox::Outbox;
-use super::peer::reset_block;
-use super::tasks::Refusal;
 use crate::fabric::mapping;
-use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
+use crate::fabric::shm::{SEGMENT_LEN, SLOTS};
 use crate::fabric::verbs::{
-    self, Access, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region,
-    SEND_DEPTH,
+    self, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region, SEND_DEPTH,
 };
 use crate::link::Group;
-use crate::link::conn::{self, Conn};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
-use crate::link::state::{self, Entry};
 use crate::link::table;
 use crate::node::{LINK_POOL, Link};
-use crate::observe::status::{
-    GroupRole, GroupState, LinkEnd, LinkGroupStatus, RdmaEnd, RdmaStatus,
-};
-use crate::ring::pool::{RmbPool, Token};
-use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
+use crate::ring::pool::RmbPool;
 use crate::sys;
-use crate::wire::clc::{ConnEnd, Diagnosis};
-use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, RmbSize, Rtoken, SystemId};
+use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, Rtoken, SystemId};
+use buffers::Buffers;
 
 /// How long a group that is down may take to send what it has to say last.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -57,16 +45,6 @@ pub(super) struct Remote {
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
     pub(super) mtu: Mtu,
-}
-
-/// What one connection uses.
-struct Buffers {
-    rmb: Token,
-    mirror: Option<Token>,
-    /// What CLC says of our end.
-    end: ConnEnd,
-    /// The group was made for this connection.
-    first: bool,
 }
 
 /// See the module comment.
@@ -197,96 +175,10 @@ impl LinkGroup {
         &self.device
     }
 
-    /// Whether one more connection may use it.
-    pub(super) fn has_room(&self) -> bool {
-        self.down.is_none()
-            && self.llc.as_ref().is_some_and(Llc::is_up)
-            && self.slots.len() < usize::from(self.max_conns)
-    }
-
-    /// Connections on it, those included that are being set up or closed.
-    pub(super) fn connections(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// What CLC says of our end of a connection.
-    pub(super) fn end(&self, slot: u32) -> Option<ConnEnd> {
-        self.slots.get(&slot).map(|b| b.end)
-    }
-
     /// Takes the events of the completion channel.
     pub(super) fn clear_events(&self) {
         if let Err(e) = self.group.queue().clear_events() {
             log::warn!("{e}");
-        }
-    }
-
-    /// Takes slot and RMB for a connection. Returns the slot, and what CLC says of our end.
-    pub(super) fn prepare(&mut self, size: u32, mtu: Mtu) -> verbs::Result<(u32, ConnEnd)> {
-        let no_room = |errno| verbs::Error::of("slots", self.domain.context(), errno);
-        let slot = (0..SLOTS)
-            .find(|slot| !self.slots.contains_key(slot))
-            .ok_or_else(|| no_room(sys::Errno::ENOSPC))?;
-        let (rmb, new) = self.rmbs.alloc(size_class(size)).map_err(no_room)?;
-        if let Some(new) = new {
-            crate::fds::close_private(new.fd);
-            let registered = self.register(rmb.ring, rmb.token, Access::Remote);
-            let region = registered.inspect_err(|_| self.rmbs.free(rmb.token))?;
-            self.rmb_regions.push(region);
-        }
-        let size = RmbSize::from_bytes(rmb.token.size);
-        let region = self.rmb_regions.get(rmb.token.chunk as usize);
-        let (Some(size), Some(region)) = (size, region) else {
-            return Err(no_room(sys::Errno::EINVAL));
-        };
-        self.life += 1;
-        let end = ConnEnd {
-            gid: self.device.gid,
-            mac: Mac(self.device.mac),
-            qpn: self.qpn(),
-            psn: self.psn,
-            mtu,
-            rtoken: Rtoken {
-                rkey: region.rkey(),
-                addr: region.address() + u64::from(rmb.token.offset),
-            },
-            rmb_size: size,
-            rmb_index: 1,
-            alert_token: state::token(slot, self.life),
-        };
-        reset_block(self.link, slot);
-        let [out, inc] = &self.link.block(slot).dir;
-        // The group wants to hear of everything: see `Link::tell`, and `Sock::consume`.
-        out.rx.notify.store(1, Relaxed);
-        inc.tx.flags.store(TX_BLOCKED, Relaxed);
-        let entry = Entry {
-            conn: Conn::new(size),
-            token: end.alert_token,
-            mirror: (0, 0),
-        };
-        self.group.with(|s| s.insert(slot, entry));
-        self.slots.insert(
-            slot,
-            Buffers {
-                rmb: rmb.token,
-                mirror: None,
-                end,
-                first: self.llc.is_none(),
-            },
-        );
-        if let Some(llc) = &mut self.llc {
-            llc.set_connections(self.slots.len(), Instant::now());
-        }
-        Ok((slot, end))
-    }
-
-    fn register(&self, ring: Ring, token: Token, access: Access) -> verbs::Result<Region> {
-        let (at, _) = ring.span(0, 1);
-        // SAFETY: the chunk begins `offset` bytes before its ring, and stays mapped until the group is
-        // buried, which drops the regions first.
-        unsafe {
-            let base = NonNull::new_unchecked(at.sub(token.offset as usize));
-            Region::register(&self.domain, base, CHUNK as usize, access)
         }
     }
 
@@ -407,98 +299,9 @@ impl LinkGroup {
         self.llc.as_ref().is_some_and(|llc| llc.rkey_waits(rtoken))
     }
 
-    /// The peer knows the RMB: CLC has told it.
-    pub(super) fn announced(&mut self, rtoken: Rtoken) {
-        if !self.known.contains(&rtoken) {
-            self.known.push(rtoken);
-        }
-    }
-
     /// Whether CONFIRM LINK is done.
     pub(super) fn is_up(&self) -> bool {
         self.llc.as_ref().is_some_and(Llc::is_up)
-    }
-
-    /// The peer's end of a connection is known. Returns the rings for the stream.
-    pub(super) fn complete(&mut self, slot: u32, peer: &ConnEnd) -> Result<(Ring, Ring), Refusal> {
-        let no_memory = |errno| verbs::Error::of("mirror", self.domain.context(), errno);
-        let addr = peer
-            .rmb_addr()
-            .ok_or_else(|| no_memory(sys::Errno::EINVAL))?;
-        let mirror_size = peer.rmb_size.bytes().clamp(MIN_SIZE, CHUNK);
-        let (mirror, new) = self
-            .mirrors
-            .alloc(size_class(mirror_size))
-            .map_err(no_memory)?;
-        if let Some(new) = new {
-            crate::fds::close_private(new.fd);
-            let region = self.register(mirror.ring, mirror.token, Access::Local)?;
-            let index = self.group.with(|s| s.add_region(region));
-            self.mirror_regions
-                .push(index.ok_or_else(|| no_memory(sys::Errno::EDEADLK))?);
-        }
-        let region = self
-            .mirror_regions
-            .get(mirror.token.chunk as usize)
-            .copied();
-        let rx = self.slots.get_mut(&slot).and_then(|b| {
-            b.mirror = Some(mirror.token);
-            self.rmbs.ring(b.rmb)
-        });
-        let (Some(region), Some(rx)) = (region, rx) else {
-            return Err(no_memory(sys::Errno::EINVAL).into());
-        };
-        let rtoken = Rtoken {
-            addr,
-            ..peer.rtoken
-        };
-        if let Some(llc) = &mut self.llc {
-            llc.add_rtoken(rtoken)
-                .map_err(|_| Refusal::Decline(Diagnosis::ErrRtok))?;
-        }
-        self.group.with(|s| {
-            if let Some(entry) = s.get(slot) {
-                entry.mirror = (region, mirror.token.offset as usize);
-                entry.conn.connect(conn::Peer {
-                    token: peer.alert_token,
-                    rmb: rtoken,
-                    size: peer.rmb_size,
-                    mirror_size: mirror.token.size,
-                    slot: self.immediate.then(|| state::slot(peer.alert_token)),
-                });
-            }
-        });
-        Ok((mirror.ring, rx))
-    }
-
-    /// The stream that a connection was made for is gone: the connection is closed.
-    pub(super) fn abandon(&mut self, slot: u32) {
-        let out = &self.link.block(slot).dir[0];
-        out.tx.flags.fetch_or(TX_CLOSED | TX_ABORT, SeqCst);
-        self.group.kick(slot);
-    }
-
-    /// The peer will say nothing more about a connection.
-    pub(super) fn lost(&self, slot: u32) {
-        self.group.with(|s| {
-            if let Some(entry) = s.get(slot) {
-                entry.conn.lost();
-            }
-        });
-    }
-
-    /// Gives back what a connection used: it has ended, or never began.
-    pub(super) fn release(&mut self, slot: u32) {
-        self.group.with(|s| s.remove(slot));
-        if let Some(b) = self.slots.remove(&slot) {
-            self.rmbs.free(b.rmb);
-            if let Some(m) = b.mirror {
-                self.mirrors.free(m);
-            }
-        }
-        if let Some(llc) = &mut self.llc {
-            llc.set_connections(self.slots.len(), Instant::now());
-        }
     }
 
     /// Does what has become due. Returns when to look again.
@@ -608,75 +411,6 @@ impl LinkGroup {
                 }
             }
         }
-    }
-
-    /// What the status document says of it.
-    pub(super) fn status(&self) -> LinkGroupStatus {
-        let (counts, failure) = self
-            .group
-            .with(|s| (s.counts(), s.failure()))
-            .unwrap_or_default();
-        let end = |gid: Gid, qpn: Qpn| LinkEnd {
-            gid: gid.to_string(),
-            qpn: qpn.get(),
-        };
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        LinkGroupStatus {
-            id: self.qpn().get(),
-            role: match self.role {
-                Role::Client => GroupRole::Client,
-                Role::Server => GroupRole::Server,
-            },
-            state: match &self.llc {
-                _ if self.down.is_some() => GroupState::Down,
-                Some(llc) if llc.is_up() => GroupState::Up,
-                Some(llc) if !llc.is_confirming() => GroupState::Closing,
-                _ => GroupState::Confirming,
-            },
-            down: self.down.map(|why| why.to_string().into()),
-            // An end for another reason breaks the queue pair, too.
-            failure: failure
-                .filter(|f| *f != verbs::Failure::Flushed)
-                .map(|f| f.to_string().into()),
-            device: self.device.device.clone(),
-            port: self.device.port,
-            own: end(self.device.gid, self.qpn()),
-            peer: self.remote.map(|r| end(r.gid, r.qpn)),
-            mtu: self.remote.map(|r| r.mtu.bytes()),
-            peer_system_id: self.remote.map_or(self.peer, |r| r.system_id).to_string(),
-            connections: count(self.slots.len()),
-            max_conns: self.max_conns.into(),
-            cdc_sent: counts.cdc_sent,
-            cdc_received: counts.cdc_received,
-            bytes_written: counts.bytes_written,
-            rmb_chunks: count(self.rmb_regions.len()),
-            send_chunks: count(self.mirror_regions.len()),
-            idle_since_unix_ms: self
-                .llc
-                .as_ref()
-                .and_then(Llc::idle_since)
-                .and_then(|at| SystemTime::now().checked_sub(at.elapsed()))
-                .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
-                .and_then(|at| u64::try_from(at.as_millis()).ok()),
-        }
-    }
-
-    /// What the status document says of a connection.
-    pub(super) fn connection(&self, slot: u32) -> Option<RdmaStatus> {
-        let b = self.slots.get(&slot)?;
-        let end = |alert_token: u32, rmb: Rtoken| RdmaEnd {
-            alert_token,
-            rkey: rmb.rkey,
-            addr: rmb.addr,
-        };
-        let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
-        Some(RdmaStatus {
-            link_group: self.qpn().get(),
-            slot,
-            first_contact: b.first,
-            own: end(b.end.alert_token, b.end.rtoken),
-            peer: peer.flatten().map(|p| end(p.token, p.rmb)),
-        })
     }
 
     /// Whether nothing refers to it any more and its last messages have gone, or had time to: it may be dropped.
