@@ -9,9 +9,7 @@ use smc_core::posix;
 
 hook! {
     fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
-        if option == libc::PR_SET_SECCOMP {
-            posix::prctl(option, a, b);
-        }
+        posix::prctl(option, a, b);
         real!(prctl)(option, a, b, c, d)
     }
 

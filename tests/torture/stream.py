@@ -3,7 +3,6 @@
 import random
 
 PERIOD = 1 << 16
-LONGEST = 1 << 20
 
 
 def pattern(key, offset, size):

@@ -152,12 +152,22 @@ impl Engine {
             psn: accept.end.psn,
             mtu: accept.end.mtu.min(mtu),
         };
-        if group.connect(remote, h.peer)? {
-            self.connected(h, accept)
-        } else {
-            h.wait = Wait::Connect(*accept);
-            Ok(())
+        self.connect_group(h, g, remote, accept)
+    }
+
+    /// Connects the queue pair of a first contact, as an Accept or a Confirm says.
+    fn connect_group(
+        &mut self,
+        h: &mut Handshake,
+        g: usize,
+        remote: Remote,
+        message: &AcceptConfirm,
+    ) -> Result<(), Refusal> {
+        if self.group(g)?.connect(remote, h.peer)? {
+            return self.connected(h, message);
         }
+        h.wait = Wait::Connect(*message);
+        Ok(())
     }
 
     /// The queue pair of a first contact can receive, now that an Accept or a Confirm has told of the peer's.
@@ -167,16 +177,17 @@ impl Engine {
         };
         let group = self.group(g)?;
         h.rings = Some(group.complete(slot, &message.end)?);
-        if let Some(request) = h.request {
+        let server = h.request.is_some();
+        if server {
             group.ready_to_send()?;
-            let terms = request.terms;
-            group.confirm_link(terms.max_links, terms.max_conns, keepalive());
+        }
+        let terms = h.request.map_or_else(|| terms_of(message), |r| r.terms);
+        group.confirm_link(terms.max_links, terms.max_conns, keepalive());
+        if server {
             h.wait = Wait::Link;
             self.check_link(h);
         } else {
-            let terms = terms_of(message);
             let end = group.end(slot);
-            group.confirm_link(terms.max_links, terms.max_conns, keepalive());
             let end = end.ok_or(Refusal::Decline(Diagnosis::IntErr))?;
             h.machine
                 .prepared(Prepared { end, direct: true }, true, Instant::now());
@@ -302,12 +313,7 @@ impl Engine {
             psn: confirm.end.psn,
             mtu: confirm.end.mtu,
         };
-        if group.connect(remote, h.peer)? {
-            self.connected(h, confirm)
-        } else {
-            h.wait = Wait::Connect(*confirm);
-            Ok(())
-        }
+        self.connect_group(h, g, remote, confirm)
     }
 
     pub(super) fn check_link(&mut self, h: &mut Handshake) {

@@ -127,17 +127,10 @@ impl Counters {
         let known = Diagnosis::ALL.iter().copied().zip(0..);
         known
             .chain([(Diagnosis::Unknown(0), DIAGNOSES - 1)])
-            .map(|(diagnosis, i)| {
-                (
-                    diagnosis,
-                    &self.declines_sent[i],
-                    &self.declines_received[i],
-                )
-            })
-            .map(|(diagnosis, sent, received)| DeclineCount {
+            .map(|(diagnosis, i)| DeclineCount {
                 diagnosis: DiagnosisStatus::from(diagnosis),
-                sent: sent.load(Relaxed),
-                received: received.load(Relaxed),
+                sent: self.declines_sent[i].load(Relaxed),
+                received: self.declines_received[i].load(Relaxed),
             })
             .filter(|entry| entry.sent != 0 || entry.received != 0)
             .collect()
