@@ -14,7 +14,7 @@ import time
 
 from harness import settings
 from harness.status import Watch, wait_until
-from harness.world import CRASHES, listening
+from harness.world import CRASHES, listening, processes, rest_of_line
 
 
 @dataclasses.dataclass
@@ -111,9 +111,8 @@ class Way:
     def wait_line(self, child, start, seconds=30):
         """Waits for a line of output that starts so; gives its rest."""
         def ready():
-            for line in child.log.read_text(errors="replace").splitlines(keepends=True):
-                if line.startswith(start) and line.endswith("\n"):
-                    return line[len(start):].strip() or " "
+            if rest := rest_of_line(child.log.read_text(errors="replace"), start):
+                return rest
             if child.poll() is not None:
                 raise RuntimeError(f"{child.args[0]} ended before it said {start!r}: {tail(child)}")
             return None
@@ -191,16 +190,7 @@ def tail(child):
 
 def tree(root):
     """Ids of the processes below and in the session of `root`, and its own."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents[int(name)] = (int(fields[1]), int(fields[3]))
+    parents = {pid: (parent, session) for pid, parent, session in processes()}
     found, before = {root}, 0
     while len(found) != before:
         before = len(found)

@@ -91,9 +91,8 @@ class Process:
     def wait_line(self, start, seconds=15):
         """Waits for a line of output that starts so; gives its rest."""
         def ready():
-            for line in self.out.splitlines(keepends=True):
-                if line.startswith(start) and line.endswith("\n"):
-                    return line[len(start):].strip() or " "
+            if rest := rest_of_line(self.out, start):
+                return rest
             assert self.running(), f"ended before it said {start!r}: {self.describe()}"
             return None
         return wait_until(ready, seconds, lambda: f"a line {start!r}: {self.describe()}")
@@ -141,9 +140,16 @@ def listening():
     return ports
 
 
-def orphans(sessions):
-    """Processes that belong to these sessions: children that outlived a program which a test had started."""
-    found = []
+def rest_of_line(text, start):
+    """What follows `start` in the first complete line that begins so, " " if nothing does; None without such a line."""
+    for line in text.splitlines(keepends=True):
+        if line.startswith(start) and line.endswith("\n"):
+            return line[len(start):].strip() or " "
+    return None
+
+
+def processes():
+    """(id, parent's id, session) of all processes but zombies."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -151,9 +157,13 @@ def orphans(sessions):
                     fields = file.read().rpartition(")")[2].split()
             except OSError:
                 continue
-            if int(fields[3]) in sessions and fields[0] != "Z":
-                found.append(int(name))
-    return found
+            if fields[0] != "Z":
+                yield int(name), int(fields[1]), int(fields[3])
+
+
+def orphans(sessions):
+    """Processes that belong to these sessions: children that outlived a program which a test had started."""
+    return [pid for pid, _, session in processes() if session in sessions]
 
 
 _used_ports = set()

@@ -24,6 +24,16 @@ MAC = bytes.fromhex("5254000000aa")
 UEID = b"XSMC-TEST"
 
 
+def finder(expected):
+    """A decorator for functions server_NAME: @finds(OUTCOME) notes in `expected` what the program at the other end finds."""
+    def finds(outcome):
+        def note(function):
+            expected[function.__name__.removeprefix("server_")] = outcome
+            return function
+        return note
+    return finds
+
+
 def marked():
     """A TCP socket that will send the option."""
     sock = socket.socket()

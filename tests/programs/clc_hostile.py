@@ -14,8 +14,8 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-from clc import (ACCEPT, CONFIRM, DECLINE, FIRST, PROPOSAL, V1, V2, accept, agreed, confirm, decline, gid, marked, message,
-                 proposal, proposal_v1, receive, receive_decline, receive_message)
+from clc import (ACCEPT, CONFIRM, DECLINE, FIRST, PROPOSAL, V1, V2, accept, agreed, confirm, decline, finder, gid, marked,
+                 message, proposal, proposal_v1, receive, receive_decline, receive_message)
 
 PAYLOAD = bytes(range(256)) * 400
 FIRST_PORT = 7000
@@ -368,13 +368,7 @@ def client_payload_after_proposal(sock, own):
 # 5 s for CONFIRM LINK.
 
 EXPECTED = {}
-
-
-def finds(outcome):
-    def note(function):
-        EXPECTED[function.__name__.removeprefix("server_")] = outcome
-        return function
-    return note
+finds = finder(EXPECTED)
 
 
 @finds("EPROTO")

@@ -38,6 +38,13 @@ class Case:
         """A connection, on a new link unless one is given."""
         return Conn(link or self.link()).open(dial(self.address), **fields)
 
+    def confirmed(self):
+        """A connection on a new link, whose Confirm has been sent."""
+        conn = Conn(self.link())
+        conn.begin(dial(self.address))
+        conn.confirm()
+        return conn
+
     def ask(self, what):
         with socket.create_connection((self.address[0], self.address[1] + 1)) as sock, sock.makefile("rw") as lines:
             print(what, file=lines, flush=True)

@@ -5,7 +5,7 @@ import socket
 from clc import receive_decline
 from clc_hostile import RST, exchange
 from rdma_case import DATA, RESET, SILENT, goes_on, ignored
-from smcr import ABORT, BLOCKED, CLOSED, DONE, FAILOVER, RING, UPDATE, URGENT, URGENT_PENDING, Conn, cdc, dial
+from smcr import ABORT, BLOCKED, CLOSED, DONE, FAILOVER, RING, URGENT, URGENT_PENDING, Conn, cdc, dial
 
 # CDC.
 
@@ -230,9 +230,7 @@ def client_writes_with_immediate_data(t):
 
 def client_has_no_queue_pair(t):
     """Any more, and its TCP connection stays."""
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.link.ask("destroy")
     receive_decline(conn.sock, 0x02010000)
     exchange(conn.sock)
@@ -267,9 +265,7 @@ def client_is_killed_after_accept(t):
 
 
 def client_is_killed_after_confirm(t):
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.link.kill()
     conn.sock.close()
     conn.link.ready = False

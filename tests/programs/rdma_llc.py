@@ -276,17 +276,13 @@ def client_is_mute(t):
 
 def client_confirms_another_link(t):
     """Nothing in the answer matters but the flags."""
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.confirm_link(qpn=1, own_gid=bytes(16), link=77)
     goes_on(t, conn)
 
 
 def client_wants_eyecatchers(t):
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.confirm_link(0x80)
     receive_decline(conn.sock, 0x03050000)
     exchange(conn.sock)
@@ -295,9 +291,7 @@ def client_wants_eyecatchers(t):
 
 def client_does_not_confirm_the_link(t):
     """Nor does anything else stand for it."""
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.link.await_llc(CONFIRM_LINK, False)
     for message in llc(CONFIRM_LINK, 3), llc(CONFIRM_LINK, 0x83)[:43], llc(TEST_LINK), llc(CONFIRM_LINK, 0x83, length=43):
         conn.link.send(message)
@@ -309,9 +303,7 @@ def client_does_not_confirm_the_link(t):
 
 def client_speaks_before_the_link_is_confirmed(t):
     """The data must not be lost."""
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.link.await_llc(CONFIRM_LINK, False)
     conn.send(DATA[:3000])
     conn.say_link(0x83)
@@ -320,9 +312,7 @@ def client_speaks_before_the_link_is_confirmed(t):
 
 
 def client_breaks_cdc_before_the_link_is_confirmed(t):
-    conn = Conn(t.link())
-    conn.begin(dial(t.address))
-    conn.confirm()
+    conn = t.confirmed()
     conn.link.await_llc(CONFIRM_LINK, False)
     conn.say(prod=(0, 0xffffffff))
     conn.say_link(0x83)

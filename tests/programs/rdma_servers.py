@@ -5,27 +5,19 @@
 Prints as rdma_clients.py does.
 """
 
-import os
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from clc import CONFIRM, PROPOSAL, accept, receive_decline, receive_message
+from clc import CONFIRM, PROPOSAL, accept, finder, receive_decline, receive_message
 from clc_hostile import PAYLOAD, echo, expect_end, listen, report
 from rdma_case import Case
-from smcr import (ABORT, ADD_LINK, CLOSED, CONFIRM_LINK, DELETE_LINK, DONE, REQUEST_ADD_LINK, RESPONSE, RING, TEST_LINK, Conn,
-                  Link, llc)
+from smcr import (ABORT, ADD_LINK, CLOSED, CONFIRM_LINK, DELETE_LINK, DONE, REQUEST_ADD_LINK, RING, TEST_LINK, Conn, llc)
 
 FIRST_PORT = 7200
+# What the victim's program finds: its bytes come back, or the connection is reset.
 EXPECTED = {}
-
-
-def finds(outcome):
-    """What the victim's program finds: its bytes come back, or the connection is reset."""
-    def note(function):
-        EXPECTED[function.__name__.removeprefix("server_")] = outcome
-        return function
-    return note
+finds = finder(EXPECTED)
 
 
 class Server(Case):
@@ -36,12 +28,22 @@ class Server(Case):
         self.sock = sock
 
     def conn(self):
-        link = Link(self.own, os.urandom(7) + b"\1")
-        self._links.append(link)
-        return Conn(link)
+        return Conn(self.link())
+
+    def answered(self):
+        """A connection whose Accept has been sent, and whose Confirm has come."""
+        conn = self.conn()
+        conn.answer(self.sock)
+        return conn
 
     def serve(self):
         return self.conn().serve(self.sock)
+
+    def stays_tcp(self, conn, diagnosis, why):
+        """The victim declines, says why its link group has ended, and goes on by TCP."""
+        receive_decline(self.sock, diagnosis)
+        self.down(conn.link, why)
+        echo(self.sock)
 
 
 def echoes(conn, rest=len(PAYLOAD)):
@@ -66,8 +68,7 @@ def server_echoes(t):
 
 @finds("echo")
 def server_confirms_another_link(t):
-    conn = t.conn()
-    conn.answer(t.sock)
+    conn = t.answered()
     conn.say_link(3, qpn=1, own_gid=bytes(16), link=77)
     answer = conn.link.await_llc(CONFIRM_LINK, True)
     assert (answer[3], answer[29]) == (0x83, 77), answer.hex()
@@ -77,8 +78,7 @@ def server_confirms_another_link(t):
 @finds("echo")
 def server_speaks_before_the_link_is_confirmed(t):
     """Nothing of what can't be is taken for CONFIRM LINK."""
-    conn = t.conn()
-    conn.answer(t.sock)
+    conn = t.answered()
     for message in llc(CONFIRM_LINK, 0x83), llc(CONFIRM_LINK, 3)[:43], llc(CONFIRM_LINK, 3, length=43), llc(0x2a), bytes(8192):
         conn.link.send(message)
     for kind in TEST_LINK, ADD_LINK:
@@ -90,41 +90,29 @@ def server_speaks_before_the_link_is_confirmed(t):
 
 @finds("echo")
 def server_wants_eyecatchers(t):
-    conn = t.conn()
-    conn.answer(t.sock)
+    conn = t.answered()
     conn.say_link(2)
-    receive_decline(t.sock, 0x03050000)
-    t.down(conn.link, "the peer wants RMBE eyecatchers")
-    echo(t.sock)
+    t.stays_tcp(conn, 0x03050000, "the peer wants RMBE eyecatchers")
 
 
 @finds("echo")
 def server_never_confirms_the_link(t):
-    conn = t.conn()
-    conn.answer(t.sock)
-    receive_decline(t.sock, 0x02010000)
-    t.down(conn.link, "no CONFIRM LINK in time")
-    echo(t.sock)
+    conn = t.answered()
+    t.stays_tcp(conn, 0x02010000, "no CONFIRM LINK in time")
 
 
 @finds("echo")
 def server_ends_the_link_before_it_is_confirmed(t):
-    conn = t.conn()
-    conn.answer(t.sock)
+    conn = t.answered()
     conn.link.send(llc(DELETE_LINK, 0x40, struct.pack("!BI", 0, 0x00020000)))
-    receive_decline(t.sock, 0x09990002)
-    t.down(conn.link, "the peer ended the link group, reason 0x00020000")
-    echo(t.sock)
+    t.stays_tcp(conn, 0x09990002, "the peer ended the link group, reason 0x00020000")
 
 
 @finds("echo")
 def server_loses_its_queue_pair_before_the_link_is_confirmed(t):
-    conn = t.conn()
-    conn.answer(t.sock)
+    conn = t.answered()
     conn.link.ask("destroy")
-    receive_decline(t.sock, 0x02010000)
-    t.down(conn.link, "no CONFIRM LINK in time")
-    echo(t.sock)
+    t.stays_tcp(conn, 0x02010000, "no CONFIRM LINK in time")
 
 
 @finds("echo")
