@@ -411,8 +411,9 @@ class Master:
             time.sleep(0.2)
 
     def spawn_and_use(self):
-        code = ("import socket\nl = socket.create_server(('127.0.0.1', 0))\na = socket.create_connection(l.getsockname())\n"
-                "b = l.accept()[0]\nfor _ in range(100):\n a.sendall(b'12345678')\n b.recv(8)\n")
+        """A program that sweeps. It stays for a moment: one that exits while its engine starts leaves a file of its own."""
+        code = ("import socket, time\nl = socket.create_server(('127.0.0.1', 0))\na = socket.create_connection(l.getsockname())\n"
+                "b = l.accept()[0]\nfor _ in range(100):\n a.sendall(b'12345678')\n b.recv(8)\ntime.sleep(0.3)\n")
         env = os.environ | {"LD_PRELOAD": str(settings.LIBRARY), "XSMC_RUNTIME_DIR": str(self.runtime), "XSMC_UPGRADE": "eager"}
         subprocess.run([PYTHON, "-c", code], env=env, timeout=30, check=True)
 
