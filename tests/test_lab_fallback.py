@@ -1,5 +1,8 @@
-"""When a connection between hosts stays on TCP: that it then is as good as any, no byte lost, and that our log has the reason.
-All of it in one run of the lab."""
+"""When a connection between hosts stays on TCP: that it then is as good as any, no byte lost, and that our log and the
+kernel's counters have the reason. All of it in one run of the lab."""
+
+import collections
+import re
 
 import pytest
 
@@ -17,12 +20,29 @@ CASES = {
     "no-device-here": ("not offered SMC-R: there is no RDMA device",) * 2,
 }
 
+# What the kernel counts at the other end, as the server of our client and as the client of our server.
+KERNELS = {
+    "plain-peer": (None, None),
+    "no-common-ueid": ("NOSMCDEV", "PEERDECL"),
+    "no-ueid-here": ("PEERNOSMC",) * 2,
+    "no-rule-here": ("PEERNOSMC",) * 2,
+    "not-enabled": ("PEERNOSMC",) * 2,
+    "no-device-there": ("NOSMCRDEV", "NOSMCDEV"),
+    "no-device-here": ("PEERNOSMC",) * 2,
+}
+REASONS = {"PEERNOSMC": "0x03010000", "NOSMCDEV": "0x03030000", "NOSMCRDEV": "0x03030002", "PEERDECL": "0x05000000"}
+
 # OURS is the side whose program runs under xsmc. What a step needs is made by a command on one side and undone after it.
 SCRIPT = two_hosts.STEPS + r"""
 SMCTL enable >/dev/null || exit
 port=5000
 peers() { [ $OURS != $ROLE ] && "$@"; true; }
 here() { [ $OURS = $ROLE ] && "$@"; true; }
+counted() { # COMMAND; and what the kernel has counted until then
+    local status=0; "$@" || status=$?
+    guestctl fallbacks | sed "s/^/kernel: /"
+    return $status
+}
 connection() { # NAME KIND OUR-TURN PEER-TURN; KIND is that of the peer's sockets
     port=$((port + 1))
     local address=$port do
@@ -30,7 +50,7 @@ connection() { # NAME KIND OUR-TURN PEER-TURN; KIND is that of the peer's socket
     if [ $OURS = $ROLE ]; then
         do="ENV${policy:+ XSMC_CONFIG=$policy} python3 TURNS $address $3"
     else
-        do="python3 TURNS ${2#plain} $address ${4:-$3}"
+        do="counted python3 TURNS ${2#plain} $address ${4:-$3}"
     fi
     step "$OURS $1" $do -- $do
     # Both are done before either goes on.
@@ -94,6 +114,25 @@ def test_fallback(steps, ours, name):
     reason = CASES[name][ours == "server"]
     said = [line.partition("]")[2] for line in own.output.splitlines() if "debug" not in line or reason and reason in line]
     assert [reason in line for line in said] == [True] * bool(reason), own.output
+
+
+def fallbacks(steps, role):
+    """What the kernel of this guest counted in each step in which it was the peer: {step: {(role, reason): count}}."""
+    before, gained = collections.Counter(), {}
+    for name, step in steps[role].items():
+        if not name.startswith(role):
+            now = collections.Counter({(end, reason): int(count) for end, reason, count in re.findall(
+                r"kernel: (\w+) (\w+) (\d+)", step.output)})
+            gained[name], before = dict(now - before), now
+    return gained
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ours", ["client", "server"])
+def test_kernel_knows_the_reason(steps, ours, name):
+    theirs = "client" if ours == "server" else "server"
+    reason = KERNELS[name][ours == "server"]
+    assert fallbacks(steps, theirs)[f"{ours} {name}"] == ({(theirs, REASONS[reason]): 1} if reason else {})
 
 
 def test_fork_right_after_accept(steps):

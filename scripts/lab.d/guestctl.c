@@ -3,6 +3,8 @@
  *
  *     guestctl ueid add NAME | ueid flush   user-defined EIDs of the kernel's SMC (the host's, at most four)
  *     guestctl pnet NAME ETHDEV IBDEV       puts a network device and port 1 of an RDMA device into a PNET ID
+ *     guestctl fallbacks                    how often the kernel's SMC sockets fell back to TCP, a line each: server or
+ *                                           client, reason, count
  *     guestctl reseed HEX                   mixes 32 bytes into the random number generator and lets it start anew
  *
  * Linked statically, as it is used before the host's files are mounted. Numbers and names: <linux/smc.h>.
@@ -139,6 +141,53 @@ static int add_pnet(int fd, const char *name, const char *ethernet, const char *
     return exchange(fd, &message, NULL);
 }
 
+/* Prints one message of the kernel's table of fallbacks. */
+static void print_fallback(struct nlmsghdr *head)
+{
+    struct nlattr *nest = (struct nlattr *)((char *)NLMSG_DATA(head) + GENL_HDRLEN), *attribute = nest + 1;
+    if (head->nlmsg_len < NLMSG_LENGTH(GENL_HDRLEN) + NLA_HDRLEN)
+        return;
+    uint8_t is_server = 0;
+    uint16_t count = 0;
+    uint32_t reason = 0;
+    for (int left = nest->nla_len - NLA_HDRLEN;
+         left >= NLA_HDRLEN && attribute->nla_len >= NLA_HDRLEN && attribute->nla_len <= left;
+         left -= NLA_ALIGN(attribute->nla_len),
+         attribute = (struct nlattr *)((char *)attribute + NLA_ALIGN(attribute->nla_len))) {
+        if (attribute->nla_type == SMC_NLA_FBACK_STATS_TYPE)
+            memcpy(&is_server, attribute + 1, sizeof is_server);
+        else if (attribute->nla_type == SMC_NLA_FBACK_STATS_RSN_CODE)
+            memcpy(&reason, attribute + 1, sizeof reason);
+        else if (attribute->nla_type == SMC_NLA_FBACK_STATS_RSN_CNT)
+            memcpy(&count, attribute + 1, sizeof count);
+    }
+    if (count)
+        printf("%s 0x%08x %u\n", is_server ? "server" : "client", reason, count);
+}
+
+static int print_fallbacks(int fd)
+{
+    struct message message;
+    char answer[8192];
+    begin(&message, find_family(fd, SMC_GENL_FAMILY_NAME), SMC_NETLINK_GET_FBACK_STATS);
+    message.head.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+    if (send(fd, &message, message.head.nlmsg_len, 0) < 0)
+        die("cannot send to netlink: %m");
+    for (;;) {
+        ssize_t got = recv(fd, answer, sizeof answer, 0);
+        if (got < 0)
+            die("cannot receive from netlink: %m");
+        struct nlmsghdr *head = (struct nlmsghdr *)answer;
+        for (; NLMSG_OK(head, got); head = NLMSG_NEXT(head, got)) {
+            if (head->nlmsg_type == NLMSG_DONE)
+                return 0;
+            if (head->nlmsg_type == NLMSG_ERROR)
+                return -((struct nlmsgerr *)NLMSG_DATA(head))->error;
+            print_fallback(head);
+        }
+    }
+}
+
 static void reseed(const char *hex)
 {
     struct {
@@ -169,10 +218,12 @@ int main(int count, char **arguments)
         error = add_ueid(fd, arguments[3]);
     else if (count == 3 && strcmp(what, "ueid") == 0 && strcmp(verb, "flush") == 0)
         error = flush_ueids(fd);
+    else if (count == 2 && strcmp(what, "fallbacks") == 0)
+        error = print_fallbacks(fd);
     else if (count == 5 && strcmp(what, "pnet") == 0)
         error = add_pnet(fd, arguments[2], arguments[3], arguments[4]);
     else
-        die("usage: guestctl ueid add NAME | ueid flush | pnet NAME ETHDEV IBDEV | reseed HEX");
+        die("usage: guestctl ueid add NAME | ueid flush | pnet NAME ETHDEV IBDEV | fallbacks | reseed HEX");
     if (error)
         die("the kernel refuses: %s %s %s: %s", what, verb, count > 3 ? arguments[3] : "", strerror(error));
     return 0;
