@@ -2,7 +2,7 @@
 
 import subprocess
 
-from harness import build, lab as two_hosts, settings
+from harness import build, capture, lab as two_hosts, settings
 
 POLICY = '[smc-r]\\nueid = "XSMC-TEST"\\n[[rule]]\\naction = "smc"\\n'
 SETUP = f"""
@@ -51,6 +51,18 @@ def test_with_the_kernel_in_both_roles(lab):
         ours {program} -f tcp -p 5001 serve urgent && {program} -p 5002 serve urgent
     """, f"""{SETUP}
         {program} -p 5001 connect $PEER urgent && ours {program} -f tcp -p 5002 connect $PEER urgent
-    """)
+    """, pcap=True)
     for end in (result.server, result.client):
         assert sorted(end.output.split("\n")) == ["", "done", "done", "path plain", "path smcr"], result.report()
+    # The byte before the producer cursor is urgent; nothing follows until the receiver's cursor is behind it.
+    messages = capture.Capture(result.pcap).cdc
+    for port in (5001, 5002):
+        said = [message for message in messages if message.port == port and not message.state & capture.ABORT]
+        sent = [message for message in said if message.role == "client"]
+        urgent = [message for message in sent if message.flags]
+        assert [(message.producer, message.flags) for message in urgent] == [
+            ((0, 3), capture.URGENT_PENDING | capture.URGENT)], said
+        answers = [message for message in said if message.role == "server"]
+        assert [message.consumer for message in answers] == [(0, 3), (0, 5)], said
+        later = next(message for message in sent if message.producer > (0, 3))
+        assert said.index(urgent[0]) < said.index(answers[0]) < said.index(later), said
