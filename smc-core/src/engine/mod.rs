@@ -360,6 +360,7 @@ pub fn after_fork_child() {
     THREAD.store(0, Relaxed);
     crate::negotiate::remote::after_fork_child();
     connect::after_fork_child();
+    crate::ring::budget::after_fork_child();
     SHARED.store(core::ptr::null_mut(), Relaxed);
     QUEUE.store(0, Relaxed);
     COUNTERS.reset();

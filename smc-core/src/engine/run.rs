@@ -16,6 +16,7 @@ use crate::observe::Reason;
 use crate::observe::status::LinkGroupStatus;
 use crate::policy::{self, Action, Identity, Policy};
 use crate::ready;
+use crate::ring::budget;
 use crate::stream::{self, Downgrade, PLAIN, PUBLISHED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
 use crate::wire::SystemId;
@@ -170,6 +171,7 @@ impl Engine {
         })?;
         let identity = Identity::current();
         let policy = Policy::load().narrow(&identity);
+        budget::set_limit(policy.rmb_memory());
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spin_us = if cores == 1 {
             0

@@ -213,6 +213,8 @@ pub struct Policy {
     default_action: Action,
     defaults: Tunables,
     upgrade: Upgrade,
+    /// See [`Policy::rmb_memory`].
+    rmb_memory: Option<u64>,
     /// The environment's word on `idle_ms`.
     idle_ms: Option<u32>,
     smc_r: SmcR,
@@ -274,6 +276,7 @@ impl Default for Policy {
             default_action: Action::Smc,
             defaults: Tunables::default(),
             upgrade: Upgrade::Default,
+            rmb_memory: None,
             idle_ms: None,
             smc_r: SmcR::default(),
         }
@@ -471,6 +474,11 @@ impl Policy {
     /// What happens to connections that no rule matches.
     pub fn default_action(&self) -> Action {
         self.default_action
+    }
+
+    /// Most bytes that the RMBs of a process may take together, if the file says so (`rmb_memory` of `[defaults]`).
+    pub fn rmb_memory(&self) -> Option<u64> {
+        self.rmb_memory
     }
 
     /// Tunables of connections that no rule matches.

@@ -21,6 +21,7 @@ const DEFAULT_KEYS: &[&str] = &[
     "upgrade_after_ops",
     "upgrade_after_bytes",
     "idle_ms",
+    "rmb_memory",
 ];
 const RULE_KEYS: &[&str] = &[
     "name",
@@ -112,6 +113,9 @@ impl Reader<'_> {
                     policy.default_action = action;
                 }
                 policy.defaults = self.tunables(table, policy.defaults);
+                policy.rmb_memory = self
+                    .bytes(table, "rmb_memory", "\"1GiB\"")
+                    .map(|(_, bytes)| bytes);
             }
             Some((value, _)) => self.problem(
                 value.span().start,

@@ -53,6 +53,7 @@ const FULL: &str = r#"
 action = "tcp"
 spin_us = 0
 upgrade_after_ops = 4
+rmb_memory = "64MiB"
 
 [[rule]]
 name = "cache"
@@ -79,7 +80,7 @@ fn full_file() {
     assert_eq!(policy.default_action(), Action::Tcp);
     assert_eq!(policy.rules().len(), 2);
     let rule = &policy.rules()[0];
-    assert_eq!(rule.to_string(), "rule 1 \"cache\" (line 8)");
+    assert_eq!(rule.to_string(), "rule 1 \"cache\" (line 9)");
     let programs: Vec<_> = rule.program.iter().map(Glob::as_str).collect();
     assert_eq!(programs, ["redis-*", "/opt/*/bin/keydb"]);
     assert_eq!(
@@ -93,8 +94,10 @@ fn full_file() {
         }
     );
     assert_eq!(rule.tunables.rmb_class(), 6);
-    assert_eq!(policy.rules()[1].to_string(), "rule 2 (line 20)");
+    assert_eq!(policy.rules()[1].to_string(), "rule 2 (line 21)");
     assert_eq!(policy.rules()[1].tunables.rmb_size, 65536);
+
+    assert_eq!(policy.rmb_memory(), Some(64 << 20));
 
     let decision = policy.decide(&redis(), &accepted("127.0.0.1:6380"));
     assert_eq!(decision.action, Action::Smc);
@@ -286,7 +289,7 @@ fn precise_errors() {
         (
             "[defaults]\n  colour = 1\n",
             "p.toml:2:3: unknown key \"colour\" in [defaults]; known keys there: action, rmb_size, \
-             spin_us, upgrade_after_ops, upgrade_after_bytes, idle_ms",
+             spin_us, upgrade_after_ops, upgrade_after_bytes, idle_ms, rmb_memory",
         ),
         (
             "[[rules]]\naction = \"smc\"\n",

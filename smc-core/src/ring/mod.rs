@@ -4,6 +4,7 @@
 //! is a plain stream offset and a ring needs no start. Cursors are kept elsewhere (the connection
 //! block on shm, CDC messages on verbs); a [`Ring`] only moves bytes.
 
+pub mod budget;
 pub mod pool;
 
 use core::ptr::copy_nonoverlapping;

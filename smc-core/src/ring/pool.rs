@@ -3,7 +3,7 @@
 //! Chunks are memfds of 4 MiB, each cut into rings of one size class. They belong to one link and are
 //! never unmapped while it lives, so a new connection on a known link usually maps nothing. Engine only.
 
-use super::{CHUNK, Ring, class_size};
+use super::{CHUNK, Ring, budget, class_size};
 use crate::fabric::mapping;
 use crate::{fds, sys};
 
@@ -49,20 +49,16 @@ pub struct NewChunk {
 }
 
 impl RmbPool {
-    /// Takes a ring of size class `class`; also returns a new chunk if one had to be made.
+    /// Takes a ring of size class `class`; also returns a new chunk if one had to be made. `ENOMEM` if RMBs may take no
+    /// more memory.
     pub fn alloc(&mut self, class: u8) -> sys::Result<(Rmb, Option<NewChunk>)> {
         if let Some(rmb) = self.take(class) {
             return Ok((rmb, None));
         }
-        let fd =
-            fds::make_private(|keep| sys::memfd_sealed(c"xsmc-rmb", CHUNK as usize).map(keep))?;
-        let base = match mapping::map(fd, CHUNK as usize) {
-            Ok(p) => p,
-            Err(e) => {
-                fds::close_private(fd);
-                return Err(e);
-            }
-        };
+        let (fd, base) = fds::make_private(|keep| {
+            budget::take()?;
+            make_chunk(keep).inspect_err(|_| budget::give_back())
+        })?;
         let mut free = [0u64; 4];
         for i in 0..(CHUNK / class_size(class)) as usize {
             free[i / 64] |= 1 << (i % 64);
@@ -129,6 +125,19 @@ impl RmbPool {
     pub fn retire(&mut self) {
         for c in self.chunks.drain(..) {
             mapping::retire(c.base, CHUNK as usize);
+            budget::give_back();
+        }
+    }
+}
+
+/// A memfd of a chunk's size, and where it is mapped.
+fn make_chunk(keep: &dyn Fn(i32) -> i32) -> sys::Result<(i32, *mut u8)> {
+    let fd = sys::memfd_sealed(c"xsmc-rmb", CHUNK as usize).map(keep)?;
+    match mapping::map(fd, CHUNK as usize) {
+        Ok(base) => Ok((fd, base)),
+        Err(e) => {
+            fds::close_private(fd);
+            Err(e)
         }
     }
 }
