@@ -10,6 +10,8 @@ import struct
 import termios
 import time
 
+import pytest
+
 from harness.behave import check, loaded, modes
 from harness.net import *
 
@@ -323,8 +325,7 @@ def test_I10_file_calls(t):
 def _ends(world, argv, mode, warm=True):
     """Runs a program as server and as client, the first end loaded in mode "local", the second in mode "peer"."""
     with world.watch(0.02) as watch:
-        if argv.name == "uring" and world.start([argv, "try"]).child.wait(10) == 77:
-            import pytest
+        if "uring" in argv.name and world.start([argv, "try"]).child.wait(10) == 77:
             pytest.skip(world.processes[-1].out.strip())
         server = world.start([argv, "server"], loaded(mode)[0])
         client = world.start([argv, "client", server.wait_line("port ")], loaded(mode)[1])
@@ -350,3 +351,11 @@ def test_I7_raw_calls(make_world, program, mode):
 def test_I8_io_uring(make_world, program, mode):
     """A connection used through io_uring from its first byte on."""
     _ends(make_world("eager"), program("uring"), mode, False)
+
+
+@pytest.mark.parametrize("name", ["uring_waits", "rawwaits"])
+@modes()
+def test_I8_unseen_waits(make_world, program, mode, name):
+    """A connection that is waited for by io_uring or by raw system calls, which see nothing of an RMB, while the bytes are
+    moved by the C library's functions."""
+    _ends(make_world("eager"), program(name), mode, False)

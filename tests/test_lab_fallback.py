@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from harness import lab as two_hosts, settings
+from harness import build, lab as two_hosts, settings
 
 # What our log says, as client and as server.
 CASES = {
@@ -56,6 +56,16 @@ connection() { # NAME KIND OUR-TURN PEER-TURN; KIND is that of the peer's socket
     # Both are done before either goes on.
     touch $OUT/$port-$ROLE; lab-wait $OUT/$port-server; lab-wait $OUT/$port-client
 }
+waiting() { # NAME; and SEEN=1 for an end that can be seen to wait
+    if [ $ROLE = client ]; then
+        lab-wait $OUT/$1-up
+        ENV $2 WAITS client $(sed 's/port //' $OUT/$1-port)
+    else
+        ENV $2 WAITS server >$OUT/$1-port & local pid=$!
+        until grep -q port $OUT/$1-port; do sleep 0.05; done
+        touch $OUT/$1-up; wait $pid
+    fi
+}
 for OURS in server client; do
     connection plain-peer plain exchange
     peers guestctl ueid flush; peers guestctl ueid add ANOTHER
@@ -78,6 +88,10 @@ connection fork smc fork exchange
 connection slam smc slam
 OURS=client
 connection slam smc slam
+for server in "" SEEN=1; do for client in "" SEEN=1; do
+    name=waits-$server-$client
+    step $name waiting $name $server -- waiting $name $client
+done; done
 """
 
 
@@ -88,7 +102,7 @@ def steps(tmp_path_factory):
     (folder / "no-ueid.toml").write_text('[[rule]]\naction = "smc"\n', encoding="utf-8")
     (folder / "no-rule.toml").write_text('[smc-r]\nueid = "XSMC-TEST"\n', encoding="utf-8")
     script = SCRIPT
-    for name, text in {"TURNS": settings.TESTS / "programs" / "turns.py", "ENV": two_hosts.ours(folder),
+    for name, text in {"WAITS": build.program("rawwaits"), "TURNS": settings.TESTS / "programs" / "turns.py", "ENV": two_hosts.ours(folder),
                        "SMCTL": settings.SMCTL, "FOLDER": folder}.items():
         script = script.replace(name, str(text))
     return two_hosts.steps(two_hosts.Lab(folder).passes(script, script, timeout=90))
@@ -147,3 +161,19 @@ def test_close_right_after_accept(steps, ours):
     """The other end is told, whatever the handshake has come to."""
     own, peer = both(steps, ours, "slam")
     assert own.status == peer.status == 0, own.output + peer.output
+
+
+@pytest.mark.parametrize("server", ["", "SEEN=1"])
+@pytest.mark.parametrize("client", ["", "SEEN=1"])
+def test_unseen_waits(steps, server, client):
+    """An end that waits by raw system calls, which see nothing of an RMB, declines."""
+    name = f"waits-{server}-{client}"
+    ends = steps["server"][name], steps["client"][name]
+    assert [end.status for end in ends] == [0, 0], ends
+    declined = [("declined by us: OPTUNSUPP" in end.output, "declined by the peer: OPTUNSUPP" in end.output) for end in ends]
+    by_server, by_client = [(True, False), (False, True)], [(False, True), (True, False)]
+    if not (server and client):
+        # Where both would, the one that comes first does.
+        assert declined in [by_server] * (not server) + [by_client] * (not client), ends
+    else:
+        assert declined == [(False, False)] * 2 and min(end.packets for end in ends) > 400, ends

@@ -278,6 +278,8 @@ def count(outcomes):
 def run(suite, keep=None, together=False):
     """Runs a suite plain and under xsmc, `together`: at the same time. Its files go to the directory `keep`, or, if that is
     None, away."""
+    if keep:
+        os.makedirs(keep, exist_ok=True)
     top = pathlib.Path(tempfile.mkdtemp(prefix=f"xsmc-{suite.name}-", dir=keep))
     seconds, totals, error = {}, {}, ""
     ways = [Way(name, top / name) for name in ("plain", "xsmc")]

@@ -1,4 +1,5 @@
-/* What the small C programs share: `program server` prints "port N" and accepts, `program client N` connects. */
+/* What the small C programs share: `program server` prints "port N" and accepts, `program client N` connects. They use
+   127.0.0.1 or, with PEER in the environment, all addresses of this host and the one in PEER. */
 #ifndef PEER_H
 #define PEER_H
 #ifndef _GNU_SOURCE
@@ -33,7 +34,7 @@ static inline int peer_listen(int *port)
     struct sockaddr_in address = {.sin_family = AF_INET};
     socklen_t size = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr.s_addr = htonl(getenv("PEER") ? INADDR_ANY : INADDR_LOOPBACK);
     CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 64) == 0);
     CHECK(getsockname(fd, (struct sockaddr *)&address, &size) == 0);
     *port = ntohs(address.sin_port);
@@ -44,7 +45,7 @@ static inline int peer_connect(int port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(inet_pton(AF_INET, getenv("PEER") ? getenv("PEER") : "127.0.0.1", &address.sin_addr) == 1);
     CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
     CHECK(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0);
     return fd;

@@ -1,4 +1,5 @@
-/* A connection used through io_uring: SEND, POLL_ADD and RECV, 200 exchanges of 9 kB, then the end of the stream. */
+/* A connection used through io_uring: SEND, POLL_ADD and RECV, 200 exchanges of 9 kB, then the end of the stream. With
+   ONLY_WAITS only POLL_ADD is, and bytes are moved by the C library's functions. */
 #include "peer.h"
 #include <linux/io_uring.h>
 #include <sys/mman.h>
@@ -35,6 +36,28 @@ static int one(unsigned char opcode, int fd, void *data, unsigned size, unsigned
     return result;
 }
 
+#ifdef ONLY_WAITS
+static int give(int fd, void *data, unsigned size)
+{
+    return (int)send(fd, data, size, MSG_NOSIGNAL);
+}
+
+static int take(int fd, void *data, unsigned size)
+{
+    return (int)recv(fd, data, size, 0);
+}
+#else
+static int give(int fd, void *data, unsigned size)
+{
+    return one(IORING_OP_SEND, fd, data, size, 0);
+}
+
+static int take(int fd, void *data, unsigned size)
+{
+    return one(IORING_OP_RECV, fd, data, size, 0);
+}
+#endif
+
 int main(int argc, char **argv)
 {
     struct io_uring_params params;
@@ -62,6 +85,9 @@ int main(int argc, char **argv)
     cqes = (struct io_uring_cqe *)(cq + params.cq_off.cqes);
 
     int is_server, fd = peer_open(argc, argv, &is_server);
+#ifdef ONLY_WAITS
+    CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+#endif
     static unsigned char data[9000], want[9000];
     uint64_t sent = 0, received = 0;
     for (int i = 0; i < 200; i++) {
@@ -69,7 +95,7 @@ int main(int argc, char **argv)
             if (turn == is_server) {
                 peer_fill(data, sizeof data, sent);
                 for (unsigned done = 0; done < sizeof data;) {
-                    int n = one(IORING_OP_SEND, fd, data + done, (unsigned)sizeof data - done, 0);
+                    int n = give(fd, data + done, (unsigned)sizeof data - done);
                     CHECK(n > 0);
                     done += (unsigned)n;
                 }
@@ -78,7 +104,7 @@ int main(int argc, char **argv)
                 peer_fill(want, sizeof want, received);
                 for (unsigned done = 0; done < sizeof data;) {
                     CHECK(one(IORING_OP_POLL_ADD, fd, NULL, 0, POLLIN) & POLLIN);
-                    int n = one(IORING_OP_RECV, fd, data + done, (unsigned)sizeof data - done, 0);
+                    int n = take(fd, data + done, (unsigned)sizeof data - done);
                     CHECK(n > 0);
                     done += (unsigned)n;
                 }
@@ -88,7 +114,8 @@ int main(int argc, char **argv)
         }
     }
     CHECK(shutdown(fd, SHUT_WR) == 0);
-    CHECK(one(IORING_OP_RECV, fd, data, sizeof data, 0) == 0);
+    CHECK(one(IORING_OP_POLL_ADD, fd, NULL, 0, POLLIN) & POLLIN);
+    CHECK(take(fd, data, sizeof data) == 0);
     puts("ok");
     return 0;
 }

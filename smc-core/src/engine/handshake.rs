@@ -74,10 +74,22 @@ impl Handshake {
             .filter(|s| s.generation.load(Relaxed) == self.generation && s.limbo())
     }
 
-    /// Why we have declined with this diagnosis.
-    fn own_reason(&self, diagnosis: Diagnosis) -> Reason {
+    /// Whether the program would notice bytes in an RMB; notes it if not.
+    pub(super) fn waits_are_seen(&self) -> bool {
+        self.stream().is_none_or(|s| {
+            let seen = s.waits_are_seen();
+            if !seen {
+                s.note(Reason::UnseenWait);
+            }
+            seen
+        })
+    }
+
+    /// Why we have declined with this diagnosis. `noted`: what the stream says.
+    fn own_reason(&self, noted: Option<Reason>, diagnosis: Diagnosis) -> Reason {
         let server = matches!(self.machine, Machine::Server(_));
         match diagnosis {
+            Diagnosis::OptUnsupp if noted == Some(Reason::UnseenWait) => Reason::UnseenWait,
             // It was refused before a device was looked for: by the policy.
             Diagnosis::CnfErr if self.choice.is_none() => Reason::PolicyTcp,
             // There is a device, but the Proposal is for version 1 only, which would need another kind.
@@ -286,7 +298,7 @@ impl Engine {
                     Side::Local => {
                         log::info!("SMC-R declined by us: {}", f.diagnosis);
                         COUNTERS.decline_sent(f.diagnosis);
-                        h.own_reason(f.diagnosis)
+                        h.own_reason(s.noted(), f.diagnosis)
                     }
                     Side::Peer => {
                         log::info!("SMC-R declined by the peer: {}", f.diagnosis);
@@ -594,10 +606,13 @@ mod tests {
             let mut h = handshake(server);
             h.choice = h.choice.filter(|_| device);
             assert_eq!(
-                h.own_reason(diagnosis),
+                h.own_reason(None, diagnosis),
                 reason,
                 "{diagnosis}, server {server}, device {device}"
             );
         }
+        let unseen = Some(Reason::UnseenWait);
+        let reason = handshake(true).own_reason(unseen, Diagnosis::OptUnsupp);
+        assert_eq!(reason, Reason::UnseenWait);
     }
 }

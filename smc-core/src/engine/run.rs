@@ -428,6 +428,11 @@ impl Engine {
             s.set_thresholds(t.upgrade_after_ops, t.upgrade_after_bytes);
             return;
         }
+        if state == PLAIN && !s.waits_are_seen() {
+            // To be seen later, perhaps.
+            s.set_thresholds(s.ops.load(Relaxed).saturating_mul(2), u64::MAX);
+            return s.note(Reason::UnseenWait);
+        }
         if state == PLAIN && !self.publish(s, generation, endpoint) {
             return;
         }

@@ -48,6 +48,10 @@ impl Engine {
     pub(super) fn task(&mut self, h: &mut Handshake, t: Task) {
         let now = Instant::now();
         let done = match t {
+            // A server has looked at its listener.
+            Task::PrepareFirst(_) | Task::PrepareSubsequent(_) if !h.waits_are_seen() => {
+                Err(Refusal::Decline(Diagnosis::OptUnsupp))
+            }
             Task::PrepareFirst(accept) => self.prepare_first(h, &accept),
             Task::PrepareSubsequent(accept) => self.prepare_subsequent(h, &accept),
             Task::Prepare(request) => self.prepare(h, request),

@@ -167,6 +167,9 @@ reasons! {
     52 Confined "confined"
         "The process put itself under a seccomp filter, which could end it for system calls of xsmc, so \
          xsmc has left it.";
+    53 UnseenWait "unseen-wait"
+        "The socket is non-blocking, and the program has not been seen to wait for it: if it does so by \
+         io_uring or raw system calls, it would not notice bytes in an RMB.";
 }
 
 impl Reason {
@@ -300,7 +303,7 @@ mod tests {
         assert_eq!(Reason::NoCounters.code(), 36);
         assert_eq!(Reason::NoSmcOption.code(), 38);
         assert_eq!(Reason::OutOfSync.code(), 51);
-        assert_eq!(Reason::Confined.code(), 52);
+        assert_eq!(Reason::UnseenWait.code(), 53);
     }
 
     /// What an operator is told of our own Declines.

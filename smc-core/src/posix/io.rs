@@ -35,6 +35,8 @@ pub(super) fn plain_call(s: &'static Sock, tx: bool, call: impl FnOnce() -> u64)
             let before = sys::errno();
             s.count_plain(tx, n);
             sys::set_errno(Errno::new(before));
+        } else if n == 0 && !tx {
+            s.read_nothing();
         }
     }
     // Counted before it ends. And if the object has got a new life meanwhile (the socket was closed under

@@ -88,6 +88,11 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
                 && option::peer_has_it(fd).unwrap_or(false)
             {
                 engine::negotiate(s);
+                if !matches!(e, Some(Entry::Sock(l)) if l.waits_are_seen()) {
+                    // What it waits for its listener by, it will wait for this one by.
+                    s.note(Reason::UnseenWait);
+                    engine::decline(s);
+                }
             }
         });
     }

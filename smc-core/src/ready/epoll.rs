@@ -184,6 +184,7 @@ impl Set {
 
     /// Records a registration that the kernel has accepted.
     fn add(&self, s: &'static Sock, fd: i32, event: epoll_event) {
+        s.awaited();
         let Some((i, reg)) = self.alloc_reg() else {
             s.set_cant_serve();
             return;

@@ -43,6 +43,7 @@ pub unsafe fn poll(
         match fds::lookup(p.fd) {
             Some(fds::Entry::Sock(s)) => {
                 known = true;
+                s.awaited();
                 managed |= s.managed();
             }
             Some(fds::Entry::Set(s)) if s.touched() => (known, managed) = (true, true),
@@ -339,7 +340,10 @@ pub unsafe fn select(
     let mut managed = list
         .iter()
         .any(|p| fds::set(p.fd).is_some_and(|s| s.touched()));
-    each_sock(list, |s, _| managed |= s.managed());
+    each_sock(list, |s, _| {
+        s.awaited();
+        managed |= s.managed();
+    });
     // SAFETY: null or readable.
     let limit =
         unsafe { timeout.as_ref() }.map(|t| t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64);

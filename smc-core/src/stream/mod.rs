@@ -57,6 +57,9 @@ pub const PUBLISHED: u32 = 2;
 /// Attached to a link.
 pub const MANAGED: u32 = 3;
 
+/// So many reads in vain, one after another, are no accident: the program waits by trying again.
+const DRY_READS: u32 = 8;
+
 /// The program set O_NONBLOCK.
 pub const F_NONBLOCK: u32 = 1;
 /// A listener.
@@ -83,6 +86,8 @@ const F_URGENT: u32 = 4096;
 const F_CANT_SERVE: u32 = 256;
 /// The upgrade waits until a one-shot registration is armed.
 const F_ONESHOT: u32 = 512;
+/// The program was seen to wait for it: by epoll, poll or select, or by trying again and again.
+const F_AWAITED: u32 = 8192;
 
 // Each flag has a bit of its own.
 const _: () = {
@@ -236,6 +241,8 @@ pub struct Sock {
     hold: AtomicU32,
     /// Thresholds of candidacy, from the policy.
     pub after_ops: AtomicU32,
+    /// Plain reads one after another that found nothing.
+    dry: AtomicU32,
     /// In bytes.
     pub after_bytes: AtomicU64,
     idle: idle::Idle,
@@ -401,10 +408,37 @@ impl Sock {
         crate::fds::is_sock(fd, self).then(|| f(fd))
     }
 
+    /// The program waits for this stream, by a call that we see.
+    pub fn awaited(&self) {
+        if !self.has(F_AWAITED) {
+            self.flags.fetch_or(F_AWAITED, Relaxed);
+        }
+    }
+
+    /// A plain call has read nothing.
+    pub fn read_nothing(&self) {
+        if self.dry.fetch_add(1, Relaxed) >= DRY_READS {
+            self.awaited();
+        }
+    }
+
+    /// Whether the program would notice bytes in an RMB. It would not if it waited for them by io_uring, or by epoll_wait
+    /// as a raw system call, while its reads went through us. Not to be asked about a closed one.
+    pub fn waits_are_seen(&self) -> bool {
+        // What the kernel says: that may have been set by a raw call, too.
+        let flags = self.with_fd(|fd| crate::sys::fcntl(fd, libc::F_GETFL, 0));
+        let Some(Ok(flags)) = flags else { return false };
+        let nonblock = flags & libc::O_NONBLOCK != 0;
+        nonblock == self.has(F_NONBLOCK) && (!nonblock || self.has(F_AWAITED))
+    }
+
     /// Counts bytes that a plain call moved, and looks whether the connection is worth upgrading.
     pub fn count_plain(&self, tx: bool, n: u64) {
         let tcp = if tx { &self.tx.tcp } else { &self.rx.tcp };
         tcp.fetch_add(n, Relaxed);
+        if !tx {
+            self.dry.store(0, Relaxed);
+        }
         let ops = self.ops.fetch_add(1, Relaxed) + 1;
         if self.state.load(Relaxed) == PLAIN
             && self.pinned.load(Relaxed) == 0

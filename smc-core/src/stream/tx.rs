@@ -26,7 +26,10 @@ impl Sock {
     /// The list must describe readable memory.
     pub unsafe fn send(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
         let total = iov_len(iov);
-        let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
+        // A program that we don't see waiting would miss the end of the handshake, as the kernel has told it already
+        // that it may send. So it waits here.
+        let nonblock = (flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK))
+            && (!self.limbo() || self.has(super::F_AWAITED));
         let mut done = 0;
         let mut wait = super::wait::Wait::new(self, fd, true);
         loop {
