@@ -91,10 +91,14 @@ impl Engine {
             match device.context.next_event() {
                 Ok(None) => break,
                 Ok(Some(AsyncEvent::DeviceFatal)) => gone = true,
-                Ok(Some(AsyncEvent::QueuePairError(number))) => {
+                Ok(Some(event @ AsyncEvent::QueuePairError(number))) => {
+                    log::info!("{}: {event:?}", device.name());
                     self.fail_groups(i, |qpn| qpn == number);
                 }
-                Ok(Some(AsyncEvent::QueueError)) => self.fail_groups(i, |_| true),
+                Ok(Some(event @ AsyncEvent::QueueError)) => {
+                    log::info!("{}: {event:?}", device.name());
+                    self.fail_groups(i, |_| true);
+                }
                 // A link survives a port that comes back in time; else it fails by itself.
                 Ok(Some(event)) => log::debug!("{}: {event:?}", device.name()),
                 Err(e) => {

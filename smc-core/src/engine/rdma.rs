@@ -87,6 +87,8 @@ pub(super) struct LinkGroup {
     /// When it is dropped whatever is outstanding.
     until: Option<Instant>,
     pub(super) down: Option<Down>,
+    /// What the log says of the queue pair.
+    failure: Option<verbs::Failure>,
     /// CONFIRM LINK has been done: the peer takes the connection that it was done for as established.
     pub(super) confirmed_link: bool,
     /// The TCP connections were reset after that.
@@ -145,6 +147,7 @@ impl LinkGroup {
             listed: false,
             until: None,
             down: None,
+            failure: None,
             confirmed_link: false,
             reset: false,
             confirmed: Vec::new(),
@@ -314,6 +317,8 @@ impl LinkGroup {
             llc.note_received(Instant::now());
         }
         if self.group.take_attention() {
+            // What broke the queue pair may complete after what was flushed for it.
+            self.group.poll();
             let (mut messages, mut ended, mut failure) = (Vec::new(), Vec::new(), None);
             self.group.with(|s| {
                 s.take_llc(|m| messages.push(m.to_vec()));
@@ -321,7 +326,9 @@ impl LinkGroup {
                 failure = s.failure();
             });
             let now = Instant::now();
-            if let Some(f) = failure {
+            if let Some(f) = failure
+                && core::mem::replace(&mut self.failure, failure) != failure
+            {
                 log::info!("link group {}: {f}", self.qpn().get());
             }
             if let Some(llc) = &mut self.llc {

@@ -475,13 +475,15 @@ impl Group {
     /// The queue pair is broken: all connections are reset.
     #[cold]
     fn failed(&self, state: &mut State, failure: Failure) {
-        if state.failure.is_some() {
+        let first = state.failure.is_none();
+        if !state.note_failure(failure) {
             return;
         }
-        state.failure = Some(failure);
-        self.link.dead.store(true, SeqCst);
-        for slot in 0..SLOTS {
-            self.tell_program(slot);
+        if first {
+            self.link.dead.store(true, SeqCst);
+            for slot in 0..SLOTS {
+                self.tell_program(slot);
+            }
         }
         self.call_engine();
     }

@@ -134,9 +134,23 @@ impl State {
         self.ended.drain(f);
     }
 
-    /// Why the queue pair is broken, if it is.
+    /// Why the queue pair is broken, if it is. That it was flushed is an answer only until a better one is known.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
+    }
+
+    /// Notes that the queue pair is broken. False: nothing is new. A device may report what it flushes before the request
+    /// that failed.
+    pub(super) fn note_failure(&mut self, failure: Failure) -> bool {
+        let known = match self.failure {
+            None => false,
+            Some(Failure::Flushed) => failure == Failure::Flushed,
+            Some(_) => true,
+        };
+        if !known {
+            self.failure = Some(failure);
+        }
+        !known
     }
 
     /// What the group has done so far.
@@ -175,5 +189,21 @@ impl State {
     pub fn add_region(&mut self, region: Region) -> usize {
         self.regions.push(region);
         self.regions.len() - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failure_that_is_a_cause_counts() {
+        let mut state = State::new();
+        assert!(state.note_failure(Failure::Flushed));
+        assert!(!state.note_failure(Failure::Flushed));
+        assert!(state.note_failure(Failure::RemoteAccess));
+        assert!(!state.note_failure(Failure::Flushed));
+        assert!(!state.note_failure(Failure::RetryExceeded));
+        assert_eq!(state.failure(), Some(Failure::RemoteAccess));
     }
 }
