@@ -225,6 +225,24 @@ def test_exec_with_an_inherited_one_resets(t):
 
 
 @check()
+def test_inherited_copy_of_a_closed_one_ends_no_other(t):
+    """A child keeps a descriptor of a connection that its parent has closed. When that ends, nothing happens to the one
+    that the parent has instead."""
+    c = t.pair("c")
+    pid = forked(lambda: time.sleep(5))
+    c.close()
+    assert t.peer("recv_end(c)") == b""
+    d = t.pair("d")
+    t.peer("c.close()")
+    time.sleep(3)
+    assert not polled(d) & (select.POLLERR | select.POLLHUP)
+    d.sendall(b"still")
+    assert t.peer("recv_exact(d, 5)") == b"still"
+    d.close()
+    reap(pid)
+
+
+@check()
 def test_exec_in_place_resets_the_peer(t):
     """A process that becomes another program with its own connection inherited: the peer gets a reset, not silence."""
     code = """

@@ -59,13 +59,17 @@ impl Engine {
         let generation = s.generation.load(Relaxed);
         let asked = s.with_fd(|fd| {
             let closed = TcpInfo::of(fd).map_or(true, |t| t.closed());
-            (closed, sys::poll_now(fd, 0) & libc::POLLERR != 0)
+            (closed, sys::poll_now(fd, libc::POLLRDHUP))
         });
         // Closed by the program meanwhile.
-        let Some((closed, error)) = asked else { return };
+        let Some((closed, found)) = asked else { return };
         // (Closed without an error: FIN has gone both ways.)
-        if error {
+        if found & libc::POLLERR != 0 {
             return self.lost(s);
+        }
+        if !closed && found & libc::POLLRDHUP == 0 {
+            // The event is of a socket that had this index before: a child of a fork may still hold that.
+            return self.watch_tcp(s);
         }
         if !closed {
             self.arm_tcp(s, 0);
