@@ -493,6 +493,21 @@ def queue_pairs():
 
 
 @check()
+def test_two_threads_wait(t):
+    """One is woken and waits no more. The other still is, by what comes for it later."""
+    c, d = t.pair("c"), t.pair("d")
+    for _ in range(20):
+        waits = []
+        for sock in (c, d):
+            waits.append(bg(recv_exact, sock, 1))
+            time.sleep(0.05)
+        for name, wait in zip("dc", reversed(waits)):
+            t.peer(f"{name}.sendall(b'x')")
+            assert wait.join(2) == b"x"
+            time.sleep(0.05)
+
+
+@check()
 def test_idle_connections_cost_no_cpu(t):
     socks = [t.pair(f"c{number}") for number in range(3)]
     for number, sock in enumerate(socks):

@@ -167,11 +167,19 @@ impl Group {
         fd
     }
 
-    /// The channel had something for the sleeper.
+    /// The channel had something for the sleeper. Who takes the event has to see to it that the next arrival makes another
+    /// one, and this thread may not sleep here again. Where the engine doesn't watch, it looks and arms soon anyway. Where it
+    /// does, it may find the channel empty and sleep on, so it is rung: either it is asleep, or it arms before it is.
     pub fn wake_up(&self) {
         let _c = NoCancel::new();
-        if let Err(e) = self.queue.clear_event() {
-            log::warn!("{e}");
+        match self.queue.clear_event() {
+            Ok(taken) => {
+                if taken && self.watched() {
+                    fence(SeqCst);
+                    node::ring_own(node::ENGINE_BELL);
+                }
+            }
+            Err(e) => log::warn!("{e}"),
         }
     }
 
