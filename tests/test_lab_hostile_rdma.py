@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     """The run of SCRIPT, and what each role did in each step."""
     folder = tmp_path_factory.mktemp("lab")
     script = SCRIPT
-    ours = two_hosts.ours(folder, XSMC_KEEPALIVE_MS=2000)
+    ours = two_hosts.ours(folder, XSMC_KEEPALIVE_MS=2000, XSMC_TEST_CLOSE_MS=1000)
     for name, text in {"PROGRAMS": PROGRAMS, "PROGRAM": build.program("rnic", "-libverbs"), "ENV": ours,
                        "SMCTL": settings.SMCTL}.items():
         script = script.replace(name, str(text))

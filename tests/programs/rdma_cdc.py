@@ -1,6 +1,7 @@
 """Clients that break CDC, write where they must not, or disappear, for rdma_clients.py."""
 
 import socket
+import time
 
 from clc import receive_decline
 from clc_hostile import RST, exchange
@@ -160,6 +161,26 @@ def client_says_all_at_once(t):
     conn.end(DONE | CLOSED)
     t.saw(conn, "end", *RESET, count=1000)
     conn.wait(lambda conn: conn.peer_state & (ABORT | CLOSED))
+
+
+def client_never_closes(t):
+    """The place of a connection that only the victim closes is used again after a while. What is said of it then is of
+    nobody's."""
+    link = t.link()
+    left = t.open(link)
+    left.end(DONE)
+    left.wait(lambda conn: conn.peer_state & CLOSED)
+    slot = left.peer.token & 4095
+    for _ in range(20):
+        again = t.open(link)
+        if again.peer.token & 4095 == slot:
+            break
+        again.finish()
+        time.sleep(0.3)
+    else:
+        raise AssertionError(f"slot {slot} is never used again")
+    left.end(ABORT)
+    goes_on(t, again)
 
 
 def client_never_reads(t):

@@ -77,6 +77,8 @@ pub(super) struct LinkGroup {
     /// Index in the group's list of regions, by chunk.
     mirror_regions: Vec<usize>,
     slots: HashMap<u32, Buffers>,
+    /// When to look for connections that the peer doesn't close.
+    closed_look: Instant,
     /// RMBs that the peer knows.
     known: Vec<Rtoken>,
     life: u32,
@@ -141,6 +143,7 @@ impl LinkGroup {
             mirrors: RmbPool::default(),
             mirror_regions: Vec::new(),
             slots: HashMap::new(),
+            closed_look: Instant::now(),
             known: Vec::new(),
             life: 0,
             received: 0,
@@ -353,6 +356,7 @@ impl LinkGroup {
                 llc.handle_timeout(now);
             }
         }
+        self.give_up_closed(Instant::now());
         self.run_llc();
         if self.down.is_some() && !core::mem::replace(&mut self.reset, true) {
             self.reset_tcp();

@@ -218,6 +218,11 @@ impl Conn {
         self.told.closed || self.told.abort
     }
 
+    /// Whether we have closed or aborted it, and the peer hasn't.
+    pub fn awaits_close(&self) -> bool {
+        self.closed() && !self.peer_ended()
+    }
+
     /// Producer position up to which SENDs have completed: the peer's host has those bytes.
     pub fn delivered(&self) -> u64 {
         self.acked

@@ -175,6 +175,15 @@ impl State {
         self.entries.get_mut(slot as usize)?.as_deref_mut()
     }
 
+    /// Whether the peer's host knows that the connection at a slot is closed, and its program has not closed it. Engine.
+    pub fn awaits_close(&mut self, slot: u32) -> bool {
+        let token = match self.get(slot) {
+            Some(entry) if entry.conn.awaits_close() => entry.token,
+            _ => return false,
+        };
+        self.flights.iter().all(|f| f.token != token)
+    }
+
     /// Whether there are none. Engine.
     pub fn is_empty(&self) -> bool {
         self.entries.iter().all(Option::is_none)

@@ -7,7 +7,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::peer::reset_block;
 use super::super::tasks::Refusal;
@@ -23,6 +23,12 @@ use crate::sys;
 use crate::wire::clc::{ConnEnd, Diagnosis};
 use crate::wire::{Mac, Mtu, RmbSize, Rtoken};
 
+/// How long the peer may take to close a connection that we have closed, as long as TCP waits for a FIN then. A peer
+/// that knows of our close writes nothing more into the RMB.
+const CLOSE_TIME: Duration = Duration::from_secs(60);
+/// The share of that after which it is looked for such connections again, if the engine is awake.
+const CLOSE_LOOKS: u32 = 12;
+
 /// What one connection uses.
 pub(super) struct Buffers {
     pub(super) rmb: Token,
@@ -31,6 +37,8 @@ pub(super) struct Buffers {
     pub(super) end: ConnEnd,
     /// The group was made for this connection.
     pub(super) first: bool,
+    /// Since when it is known that only the peer has to close it.
+    closed: Option<Instant>,
 }
 
 impl LinkGroup {
@@ -106,6 +114,7 @@ impl LinkGroup {
                 mirror: None,
                 end,
                 first: self.llc.is_none(),
+                closed: None,
             },
         );
         if let Some(llc) = &mut self.llc {
@@ -203,6 +212,31 @@ impl LinkGroup {
         });
     }
 
+    /// Gives up connections that the peer doesn't close: what it says of them later is of nobody's. The engine is not woken
+    /// for it, but does turns for the keepalive and for new connections, if nothing else.
+    pub(super) fn give_up_closed(&mut self, now: Instant) {
+        if now < self.closed_look {
+            return;
+        }
+        let time = close_time();
+        self.closed_look = now + time / CLOSE_LOOKS;
+        let (slots, mut due) = (&mut self.slots, Vec::new());
+        self.group.with(|state| {
+            for (slot, buffers) in slots {
+                let since = buffers.closed.unwrap_or(now);
+                buffers.closed = state.awaits_close(*slot).then_some(since);
+                if buffers.closed.is_some() && now >= since + time {
+                    due.push(*slot);
+                }
+            }
+        });
+        for slot in due {
+            log::debug!("the peer doesn't close the connection of slot {slot}");
+            self.lost(slot);
+            self.group.kick(slot);
+        }
+    }
+
     /// Gives back what a connection used: it has ended, or never began.
     pub(in crate::engine) fn release(&mut self, slot: u32) {
         self.group.with(|s| s.remove(slot));
@@ -216,4 +250,10 @@ impl LinkGroup {
             llc.set_connections(self.slots.len(), Instant::now());
         }
     }
+}
+
+/// [`CLOSE_TIME`]. Tests can't wait for so long.
+fn close_time() -> Duration {
+    let hook = crate::env::get("XSMC_TEST_CLOSE_MS").and_then(|v| v.to_str()?.parse().ok());
+    hook.map_or(CLOSE_TIME, Duration::from_millis)
 }
