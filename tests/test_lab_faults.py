@@ -158,3 +158,21 @@ def test_device_removed(t):
     f = t.pair("f")
     f.sendall(b"again")
     assert t.peer("f.recv(10)") == b"again"
+
+
+@check(seconds=40, boot="replaced")
+def test_device_replaced(t):
+    """The peer learns from a reset alone that a link group is gone, and doesn't offer it to the next connection."""
+    c = t.pair("c")
+    waiting = bg(c.recv, 10)
+    time.sleep(0.2)
+    removal = bg(t.fault, "device-del")
+    fails(GONE, waiting.join)
+    c.close()
+    removal.join()
+    t.fault("device-add")
+    time.sleep(2.5)  # for so long a look at the devices counts
+    d = t.pair("d")
+    d.sendall(b"again")
+    assert t.peer("c.close()\nrecv_exact(d, 5)") == b"again"
+    d.close()

@@ -424,7 +424,7 @@ impl Engine {
                 Wait::Group(g, request, until) => {
                     let over = self
                         .group(g)
-                        .map_or(true, |g| g.is_up() || g.down.is_some());
+                        .map_or(true, |g| g.is_up() && !g.in_doubt() || g.down.is_some());
                     if over || now >= until {
                         self.task(&mut h, Task::Prepare(request));
                     } else {

@@ -114,15 +114,19 @@ impl Engine {
     }
 
     /// The peer won't say anything more about this connection.
-    fn lost(&self, s: &'static Sock) {
+    fn lost(&mut self, s: &'static Sock) {
         s.note(Reason::LinkLost);
         let Some((link, slot)) = s.place() else {
             return;
         };
+        let told = s.inc().tx.flags.load(Acquire) & TX_CLOSED != 0;
         // The link group has to know as well, so that the buffers are free when the program closes.
-        let mut groups = self.groups.iter().flatten();
+        let mut groups = self.groups.iter_mut().flatten();
         if let Some(group) = groups.find(|g| core::ptr::eq(g.link(), link)) {
             group.lost(slot);
+            if !told {
+                group.doubt();
+            }
         }
         s.rdma_reset();
     }

@@ -310,15 +310,34 @@ impl LinkGroup {
         self.llc.as_ref().is_some_and(Llc::is_up)
     }
 
-    /// Does what has become due. Returns when to look again.
-    pub(super) fn tend(&mut self) -> Option<Instant> {
-        self.look_for_connected();
+    /// The peer has reset a TCP connection, and not said by RDMA that it ends: see [`Llc::doubt`].
+    pub(super) fn doubt(&mut self) {
+        // What came before says nothing.
+        self.note_received();
+        if let Some(llc) = &mut self.llc {
+            llc.doubt(Instant::now());
+            self.run_llc();
+        }
+    }
+
+    /// See [`Llc::in_doubt`].
+    pub(super) fn in_doubt(&self) -> bool {
+        self.llc.as_ref().is_some_and(Llc::in_doubt)
+    }
+
+    fn note_received(&mut self) {
         let received = self.group.with(|s| s.counts().cdc_received).unwrap_or(0);
         if core::mem::replace(&mut self.received, received) != received
             && let Some(llc) = &mut self.llc
         {
             llc.note_received(Instant::now());
         }
+    }
+
+    /// Does what has become due. Returns when to look again.
+    pub(super) fn tend(&mut self) -> Option<Instant> {
+        self.look_for_connected();
+        self.note_received();
         if self.group.take_attention() {
             // What broke the queue pair may complete after what was flushed for it.
             self.group.poll();

@@ -266,13 +266,17 @@ impl Engine {
         let is_peer = |group: &LinkGroup| {
             group.peer == request.system_id && group.client_gid == Some(request.gid)
         };
-        if let Some(g) = self.find_group(llc::Role::Server, is_peer) {
+        let certain = |group: &LinkGroup| is_peer(group) && !group.in_doubt();
+        if let Some(g) = self.find_group(llc::Role::Server, certain) {
             return self.join(h, g);
         }
-        // A first contact with the same client may be under way.
+        // A first contact with the same client may be under way, or it may have given up a group that we still have.
         let coming = self.groups.iter().position(|g| {
             g.as_ref().is_some_and(|g| {
-                g.role == llc::Role::Server && is_peer(g) && !g.is_up() && g.down.is_none()
+                g.role == llc::Role::Server
+                    && is_peer(g)
+                    && (!g.is_up() || g.in_doubt())
+                    && g.down.is_none()
             })
         });
         if let Some(g) = coming

@@ -246,6 +246,7 @@ fn before_close(e: Entry, fd: c_int) {
         s.drain_backlog();
         let unread = s.unread_rmb();
         if s.fixed() {
+            s.reset_if_dead(fd);
             let lingers = sys::getsockopt::<libc::linger>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
             if unread || lingers.is_ok_and(|l| l.l_onoff != 0 && l.l_linger == 0) {
                 s.abort_on_detach();

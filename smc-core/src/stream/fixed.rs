@@ -155,6 +155,13 @@ impl Sock {
         });
     }
 
+    /// As [`Sock::reset_tcp`], by a program that closes its descriptor before the engine has come to that.
+    pub(crate) fn reset_if_dead(&self, fd: i32) {
+        if self.link().is_dead() {
+            let _ = sys::disconnect(fd);
+        }
+    }
+
     /// Whether what the program sends and receives can only go by RMBs (see [`crate::node::Kind`]).
     #[inline]
     pub(crate) fn fixed(&self) -> bool {

@@ -188,6 +188,8 @@ pub struct Llc {
     heard: Instant,
     /// Until when TEST LINK has to be answered.
     test_until: Option<Instant>,
+    /// That is because the peer has reset a TCP connection.
+    doubted: bool,
     /// Since when the group has had no connection.
     idle_since: Option<Instant>,
     actions: VecDeque<Action>,
@@ -213,6 +215,7 @@ impl Llc {
             delayed: None,
             heard: now,
             test_until: None,
+            doubted: false,
             idle_since: None,
             actions: VecDeque::new(),
         };
@@ -301,6 +304,23 @@ impl Llc {
         self.test_until = None;
     }
 
+    /// Tests the link at once: the peer has reset a TCP connection, as it does when it has given the group up and can't say
+    /// so on the link.
+    pub fn doubt(&mut self, now: Instant) {
+        if !self.is_up() {
+            return;
+        }
+        if self.test_until.is_none() {
+            self.test(now);
+        }
+        self.doubted = true;
+    }
+
+    /// Whether that test is still to be answered: until then nobody knows whether a new connection may use the group.
+    pub fn in_doubt(&self) -> bool {
+        self.is_up() && self.doubted && self.test_until.is_some()
+    }
+
     /// Ends the group because the link no longer carries anything: completion with an error, port down, device gone.
     pub fn link_failed(&mut self) {
         self.down(Down::LinkFailed);
@@ -359,8 +379,7 @@ impl Llc {
             self.next_flow(now);
         }
         if self.next_test().is_some_and(|at| now >= at) {
-            self.request(Body::TestLink(TestLink::default()));
-            self.test_until = Some(now + RESPONSE_TIME);
+            self.test(now);
         }
         if self.idle_end().is_some_and(|at| now >= at) {
             self.delete_all(true, DeleteReason::PROGRAM);
@@ -368,6 +387,12 @@ impl Llc {
                 until: now + RESPONSE_TIME,
             };
         }
+    }
+
+    fn test(&mut self, now: Instant) {
+        self.request(Body::TestLink(TestLink::default()));
+        self.test_until = Some(now + RESPONSE_TIME);
+        self.doubted = false;
     }
 
     /// When the link is to be tested.

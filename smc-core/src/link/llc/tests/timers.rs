@@ -43,6 +43,35 @@ fn a_silent_link_is_tested() {
 }
 
 #[test]
+fn a_doubted_link_is_tested_at_once() {
+    for role in [Role::Server, Role::Client] {
+        let mut rig = Rig::up(role);
+        assert!(!rig.llc.in_doubt());
+        rig.llc.doubt(rig.now);
+        rig.llc.doubt(rig.now);
+        assert_eq!(
+            rig.actions(),
+            [sends("test-link-req")],
+            "one test is enough"
+        );
+        assert!(rig.llc.in_doubt());
+        rig.receive("test-link-resp");
+        assert!(!rig.llc.in_doubt() && rig.llc.is_up());
+        rig.expire(secs(30));
+        assert_eq!(rig.actions(), [sends("test-link-req")]);
+        assert!(!rig.llc.in_doubt(), "that is only the keepalive's test");
+        rig.llc.doubt(rig.now);
+        assert_eq!(rig.actions(), [], "which serves for doubt, too");
+        assert!(rig.llc.in_doubt());
+        rig.expire(secs(2));
+        assert_eq!(rig.actions(), [Action::Down(Down::Silent)]);
+        assert!(!rig.llc.in_doubt());
+        rig.llc.doubt(rig.now);
+        assert_eq!(rig.actions(), []);
+    }
+}
+
+#[test]
 fn whatever_is_received_puts_the_test_off() {
     let mut server = Rig::up(Role::Server);
     server.now += secs(29);
