@@ -10,7 +10,7 @@
  *     abort BYTES          the server sends; the client closes without reading; the server is told of a reset (AF_SMC:
  *                          by sending only, receiving gives the end of the stream)
  *     urgent               the client sends bytes, one of them urgent
- *     many COUNT SIZE      COUNT connections are open at once; an echo on each, then all are closed
+ *     many COUNT SIZE      COUNT connections are open at once; an echo of a few bytes on each, then all are closed
  *     close server|client  this side closes first, the other sees the end and closes then
  *
  * With -f smc (the default) the sockets are the kernel's AF_SMC, with -f tcp plain ones. With -s it stops itself (SIGSTOP)
@@ -363,8 +363,15 @@ static void many(uint64_t count, uint64_t size)
         die("more than %d connections", MOST_CONNECTIONS);
     for (uint64_t i = 0; i < count; i++)
         fds[i] = next_connection();
-    for (uint64_t i = 0; i < count; i++)
-        echo(fds[i], 1, size);
+    /* The kernel may accept two that are connected one after the other in the other order: nobody waits for one of them
+     * before all have something to answer. */
+    for (uint64_t i = 0; i < count && !is_server(); i++)
+        send_pattern(fds[i], 0, size);
+    for (uint64_t i = 0; i < count; i++) {
+        receive_pattern(fds[i], 0, size);
+        if (is_server())
+            send_pattern(fds[i], 0, size);
+    }
     for (uint64_t i = 0; i < count; i++) {
         if (is_server())
             close_after_peer(fds[i]);
