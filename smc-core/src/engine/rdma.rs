@@ -348,7 +348,9 @@ impl LinkGroup {
                 failure = s.failure();
             });
             let now = Instant::now();
-            if let Some(f) = failure
+            // A queue pair that is ended is flushed, too.
+            let told = self.down.is_some() && failure == Some(verbs::Failure::Flushed);
+            if let Some(f) = failure.filter(|_| !told)
                 && core::mem::replace(&mut self.failure, failure) != failure
             {
                 log::info!("link group {}: {f}", self.qpn().get());
