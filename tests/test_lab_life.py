@@ -502,9 +502,19 @@ def test_two_threads_wait(t):
             waits.append(bg(recv_exact, sock, 1))
             time.sleep(0.05)
         for name, wait in zip("dc", reversed(waits)):
-            t.peer(f"{name}.sendall(b'x')")
+            t.peer(f"{name}.sendall(b'x')\npolled({name})")
             assert wait.join(2) == b"x"
             time.sleep(0.05)
+
+
+@check()
+def test_many_sends_by_a_program_that_does_not_look(t):
+    """More messages than the send queue has places for go out without another call on a socket."""
+    c = t.pair("c")
+    time.sleep(0.5)
+    for _ in range(40):
+        c.sendall(b"x")
+    assert t.peer("bg(recv_exact, c, 40).join(2)") == b"x" * 40
 
 
 @check()

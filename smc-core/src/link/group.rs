@@ -131,6 +131,25 @@ impl Group {
 
     fn serve_pending(&self, state: &mut State) {
         self.link.seg().pending[1].drain(|slot| self.send_due(state, slot));
+        self.make_room(state);
+    }
+
+    /// Sees to it that connections that wait for a place in the send queue get one, though the thread whose bytes they hold
+    /// may never look again: completions that have come make room, and else the next one wakes a watcher.
+    fn make_room(&self, state: &mut State) {
+        if !state.stalled.any() {
+            return;
+        }
+        while state.stalled.any() && state.failure.is_none() && !self.poll_locked(state) {
+            if core::mem::replace(&mut state.awaits_room, true) {
+                break;
+            }
+            if let Err(e) = self.queue.arm(Wake::All) {
+                log::warn!("{e}");
+            }
+        }
+        // The caller may hold a stream's lock.
+        self.signal_later();
     }
 
     /// Takes what has completed. True: there was something. By any thread.
@@ -140,7 +159,9 @@ impl Group {
             return false;
         };
         // SAFETY: under the lock.
-        let news = self.poll_locked(unsafe { &mut *self.state.get() });
+        let state = unsafe { &mut *self.state.get() };
+        let news = self.poll_locked(state);
+        self.make_room(state);
         drop(g);
         fence(SeqCst);
         self.serve();
@@ -299,6 +320,7 @@ impl Group {
             }
         }
         if news {
+            state.awaits_room = false;
             let mut again = Bitmap::new();
             core::mem::swap(&mut again, &mut state.stalled);
             again.drain(|slot| self.send_due(state, slot));
@@ -500,7 +522,9 @@ impl Group {
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> Option<T> {
         let g = self.lock.lock()?;
         // SAFETY: under the lock.
-        let r = f(unsafe { &mut *self.state.get() });
+        let state = unsafe { &mut *self.state.get() };
+        let r = f(state);
+        self.make_room(state);
         drop(g);
         fence(SeqCst);
         self.serve();

@@ -60,6 +60,8 @@ pub struct State {
     pub(super) flights: [Flight; MESSAGES as usize],
     /// Connections that have something to send, and no place in the send queue for it.
     pub(super) stalled: Bitmap,
+    /// The next completion wakes a watcher for their sake.
+    pub(super) awaits_room: bool,
     /// LLC messages, each after its length (2 bytes, native order).
     pub(super) inbox: Vec<u8>,
     pub(super) failure: Option<Failure>,
@@ -76,6 +78,7 @@ impl State {
             regions: Vec::new(),
             flights: [Flight::default(); MESSAGES as usize],
             stalled: Bitmap::new(),
+            awaits_room: false,
             inbox: Vec::with_capacity(INBOX),
             failure: None,
             ended: Bitmap::new(),
