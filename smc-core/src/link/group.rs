@@ -463,6 +463,10 @@ impl Group {
 
     /// Sends what is due for the connection at `slot`.
     fn send_due(&self, state: &mut State, slot: u32) {
+        if state.failure.is_some() {
+            // The connections are reset, whatever the queue pair may still carry: a close would be a lie.
+            return;
+        }
         let Some(Some(entry)) = state.entries.get_mut(slot as usize) else {
             return;
         };
