@@ -187,6 +187,15 @@ impl State {
         self.flights.iter().all(|f| f.token != token)
     }
 
+    /// How many there are, unless the queue pair is broken: then nothing more comes of them.
+    pub fn open(&self) -> usize {
+        let broken = self.failure.is_some();
+        self.entries
+            .iter()
+            .filter(|e| e.is_some() && !broken)
+            .count()
+    }
+
     /// Whether there are none. Engine.
     pub fn is_empty(&self) -> bool {
         self.entries.iter().all(Option::is_none)

@@ -67,9 +67,12 @@ fn each(mut f: impl FnMut(&Group)) {
 
 /// How long an exiting process waits for peers to have what it has sent, ns.
 const FLUSH_NS: u64 = 1_000_000_000;
-/// How long it then waits for peers to close their ends, ns. A peer that doesn't has got the end of the stream all
-/// the same; but with the queue pair gone, its host will be slow to clean up.
+/// How long it then waits for peers to close another of their ends, ns. A peer that doesn't has got the end of the stream
+/// all the same; but with the queue pair gone, its host will be slow to clean up, and Linux may never get rid of those that
+/// it was about to close.
 const PARTING_NS: u64 = 250_000_000;
+/// And how long altogether, ns: a host that closes hundreds needs milliseconds for each.
+const PARTINGS_NS: u64 = 2_000_000_000;
 /// How long the last messages of link groups may take, ns.
 const LAST_WORDS_NS: u64 = 100_000_000;
 
@@ -80,7 +83,7 @@ pub fn linger(end: impl FnOnce()) {
         return;
     }
     flush();
-    wait_for(PARTING_NS, |g| g.is_down() || g.is_empty());
+    wait_for_partings();
     end();
     wait_for(LAST_WORDS_NS, |g| {
         !g.is_empty() || g.is_down() && g.qp().outstanding() == 0
@@ -91,6 +94,32 @@ pub fn linger(end: impl FnOnce()) {
 pub fn flush() {
     if COUNT.load(Relaxed) != 0 {
         wait_for(FLUSH_NS, Group::is_flushed);
+    }
+}
+
+/// Waits until peers have closed their ends of all connections, or close no more of them.
+fn wait_for_partings() {
+    let limit = sys::now_ns() + PARTINGS_NS;
+    let (mut least, mut until) = (usize::MAX, 0);
+    loop {
+        let mut open = 0;
+        {
+            let Some(_g) = node::dispatch_lock().lock() else {
+                return;
+            };
+            each(|g| {
+                g.poll();
+                open += g.with(|state| state.open()).unwrap_or(0);
+            });
+        }
+        let now = sys::now_ns();
+        if open < least {
+            (least, until) = (open, limit.min(now + PARTING_NS));
+        }
+        if open == 0 || now > until {
+            return;
+        }
+        sys::sleep_us(100);
     }
 }
 
