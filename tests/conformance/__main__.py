@@ -9,9 +9,9 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 # ruff: noqa: E402  (they need the path)
-from conformance import cpython, databases, left_on_tcp, runtimes, servers, stress, suite, tools, transfers
+from conformance import cpython, databases, left_on_tcp, runtimes, rust, servers, stress, suite, tools, transfers
 
-DOMAINS = (cpython, stress, runtimes, servers, transfers, databases, tools, left_on_tcp)
+DOMAINS = (cpython, stress, runtimes, rust, servers, transfers, databases, tools, left_on_tcp)
 SUITES = [s for domain in DOMAINS for s in domain.suites()]
 
 
@@ -37,7 +37,8 @@ def main():
             print(f"{s.takes:5} s  {s.name}")
         return 0
     if asked.packages:
-        print("\n".join(sorted({package for s in chosen for package in s.packages})))
+        for package in sorted({package for s in chosen for package in s.packages}):
+            print(package)
         return 0
     results = []
     print(f"{'SUITE':32} {'PLAIN':>16} {'XSMC':>16} {'SECONDS':>13} {'BY RMB':>14}   (passed/failed/skipped)", file=sys.stderr)

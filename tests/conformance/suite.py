@@ -32,6 +32,8 @@ class Suite:
     takes: int = 10
     # Whether all of its cases pass where nothing is wrong: those of ours, not of other people's suites.
     all_pass: bool = False
+    # build(way), if any, makes what both ways run, once before them; they have what it gives as `built`.
+    build: callable = None
 
 
 class Way:
@@ -45,6 +47,7 @@ class Way:
         self.processes = []
         self.options = {}
         self.outcomes, self.details = {}, {}
+        self.built = None
 
     def env(self, **extra):
         """The environment of programs, with the library in it or not."""
@@ -293,6 +296,10 @@ def run(suite, keep=None, together=False):
         seconds[way.name] = round(time.monotonic() - begin, 1)
         return outcomes
     try:
+        if suite.build:
+            built = suite.build(Way("build", top / "build"))
+            for way in ways:
+                way.built = built
         with concurrent.futures.ThreadPoolExecutor(2 if together else 1) as threads:
             plain, xsmc = threads.map(one, ways)
         totals = ways[1].totals()
