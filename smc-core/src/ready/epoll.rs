@@ -57,6 +57,7 @@ pub unsafe fn ctl(
         }
         None => return real(),
     };
+    s.awaited();
     // SAFETY: as promised; non-null for ADD.
     if op == EPOLL_CTL_ADD && unsafe { (*ev).events } & EPOLLEXCLUSIVE as u32 != 0 {
         pin(s, Reason::Exclusive);
@@ -184,7 +185,6 @@ impl Set {
 
     /// Records a registration that the kernel has accepted.
     fn add(&self, s: &'static Sock, fd: i32, event: epoll_event) {
-        s.awaited();
         let Some((i, reg)) = self.alloc_reg() else {
             s.set_cant_serve();
             return;
