@@ -451,6 +451,22 @@ pub fn ring_own(b: u32) {
     }
 }
 
+/// The engine has been called and has not looked yet.
+static CALLED: AtomicBool = AtomicBool::new(false);
+
+/// Has the engine look after what it looks after, though it may be awake and just past it. The caller has changed
+/// something.
+pub fn call_engine() {
+    CALLED.store(true, SeqCst);
+    fence(SeqCst);
+    ring_own(ENGINE_BELL);
+}
+
+/// Whether the engine has been called since it last asked. Engine, once its sleep flag is set: a later call rings.
+pub fn engine_called() -> bool {
+    CALLED.load(SeqCst) && CALLED.swap(false, SeqCst)
+}
+
 /// Announces that the owner of bell `b` is about to sleep. Look once more after this.
 #[inline]
 pub fn about_to_sleep(b: u32) {

@@ -7,8 +7,8 @@
 //!
 //! A fork leaves the thread to the parent; exec and exit end it.
 
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicU32, fence};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use crate::fabric::verbs::{self, Path, QueuePair};
@@ -33,8 +33,7 @@ impl Connecting {
             drop(held);
             let _ = theirs.set(result);
             RUNNING.fetch_sub(1, Relaxed);
-            fence(SeqCst);
-            node::ring_own(node::ENGINE_BELL);
+            node::call_engine();
         };
         if RUNNING.fetch_add(1, Relaxed) >= MOST {
             RUNNING.fetch_sub(1, Relaxed);

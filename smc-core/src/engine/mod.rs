@@ -154,8 +154,7 @@ pub fn withdraw(s: &Sock) {
 pub fn slot_released(link: &Link) {
     if link.used.fetch_sub(1, SeqCst) == 1 || link.limbo() {
         // The engine gives an idle link up after a while.
-        fence(SeqCst);
-        node::ring_own(node::ENGINE_BELL);
+        node::call_engine();
     }
 }
 
@@ -212,8 +211,7 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// Has link groups that carry nothing ended, as the process exits.
 pub fn end_groups() {
     ENDING.store(true, SeqCst);
-    fence(SeqCst);
-    node::ring_own(node::ENGINE_BELL);
+    node::call_engine();
 }
 
 /// Waits until the engine that was started has its bells: an epoll set could not serve the connection without.

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use libc::epoll_event;
 
@@ -228,14 +229,20 @@ impl Engine {
                 return;
             }
             let polls = table::polls();
-            let timeout = if QUEUE.load(SeqCst) != 0 {
+            let left = next.map_or(-1, |at: Instant| {
+                let left = at.saturating_duration_since(Instant::now());
+                i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+            });
+            let mut glance = false;
+            let timeout = if QUEUE.load(SeqCst) != 0 || node::engine_called() {
                 0
             } else if !self.leaving.is_empty() || self.flip_us > 0 {
                 1
-            } else if busy || self.unwatched() {
-                next.map_or(table::BUSY_LOOK_MS, |ms: i32| ms.min(table::BUSY_LOOK_MS))
+            } else if (busy || self.unwatched()) && !(0..=table::BUSY_LOOK_MS).contains(&left) {
+                glance = true;
+                table::BUSY_LOOK_MS
             } else {
-                next.unwrap_or(-1)
+                left
             };
             // SAFETY: 64 writable events.
             let n = unsafe {
@@ -251,6 +258,13 @@ impl Engine {
             };
             busy = table::polls() != polls;
             node::awake(node::ENGINE_BELL);
+            if glance && n == Ok(0) {
+                // It was only to see whether others still look at the completion queues.
+                if !busy {
+                    self.watch_groups();
+                }
+                continue;
+            }
             node::dispatch();
             let events = &evs[..n.unwrap_or(0)];
             for e in events {
@@ -265,7 +279,8 @@ impl Engine {
                 self.watch_groups();
             }
             let times = [self.tend_links(), self.tend_idle(), self.tend_rdma()];
-            next = times.into_iter().flatten().min();
+            let soonest = times.into_iter().flatten().min();
+            next = soonest.map(|ms| Instant::now() + Duration::from_millis(ms.max(0) as u64));
             // Turns for arrivals come with each of them; what they count can wait for another, or the exit.
             if !only_routed {
                 COUNTERS.add_to(self.shared.directory.totals(), &ADDED);
