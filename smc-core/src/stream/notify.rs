@@ -36,7 +36,8 @@ impl Sock {
 
     /// Publishes how this side wants to be told of changes. Under `watch`, or during attach.
     pub(crate) fn renotify(&self) {
-        if !self.managed() {
+        // (A link group is told of everything, see `Group::kick`.)
+        if !self.managed() || self.link().fixed() {
             return;
         }
         let mut want = 0;

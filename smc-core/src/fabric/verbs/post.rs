@@ -135,7 +135,7 @@ impl QueuePair {
         if message.len() > MESSAGE_MAX {
             return Err(PostError::Invalid);
         }
-        let mut chain = self.chain(writes, token)?;
+        let mut chain = self.chain::<{ WRITES + 1 }>(writes, token)?;
         let mut state = self.send_state();
         let count = chain.length as u32 + 1;
         let place = state.place(message.len()).filter(|_| state.fits(count));
@@ -176,7 +176,7 @@ impl QueuePair {
         token: u32,
         signal: bool,
     ) -> core::result::Result<(), PostError> {
-        let mut chain = self.chain(writes, token)?;
+        let mut chain = self.chain::<WRITES>(writes, token)?;
         let count = chain.length as u32;
         if count == 0 {
             return Err(PostError::Invalid);
@@ -213,7 +213,7 @@ impl QueuePair {
         data: u32,
         token: u32,
     ) -> core::result::Result<(), PostError> {
-        let mut chain = self.chain(&[write], token)?;
+        let mut chain = self.chain::<1>(&[write], token)?;
         let mut state = self.send_state();
         if !state.fits(1) {
             return Err(PostError::Full);
@@ -292,7 +292,11 @@ impl QueuePair {
     }
 
     /// A chain of unsignalled WRITEs.
-    fn chain(&self, writes: &[Write<'_>], token: u32) -> core::result::Result<Chain, PostError> {
+    fn chain<const N: usize>(
+        &self,
+        writes: &[Write<'_>],
+        token: u32,
+    ) -> core::result::Result<Chain<N>, PostError> {
         let mut chain = Chain::new();
         if writes.len() > WRITES || writes.iter().any(|write| write.local.len() > PIECES) {
             return Err(PostError::Invalid);
@@ -316,9 +320,9 @@ impl QueuePair {
     }
 
     /// Posts a chain whose last request is signalled or not.
-    fn post(
+    fn post<const N: usize>(
         &self,
-        chain: &mut Chain,
+        chain: &mut Chain<N>,
         state: &mut SendState,
         signalled: bool,
     ) -> core::result::Result<(), PostError> {
@@ -375,18 +379,16 @@ impl QueuePair {
 
 /// Pieces of a WRITE.
 const PIECES: usize = 2;
-/// Requests in one call.
-const REQUESTS: usize = WRITES + 1;
 
-/// A list of work requests, on the stack.
-struct Chain {
-    requests: [sys::ibv_send_wr; REQUESTS],
-    elements: [[sys::ibv_sge; PIECES]; REQUESTS],
+/// A list of up to N work requests, on the stack.
+struct Chain<const N: usize> {
+    requests: [sys::ibv_send_wr; N],
+    elements: [[sys::ibv_sge; PIECES]; N],
     length: usize,
 }
 
-impl Chain {
-    fn new() -> Chain {
+impl<const N: usize> Chain<N> {
+    fn new() -> Self {
         // SAFETY: integers, null pointers and unions of them, for which zero is valid.
         unsafe { core::mem::zeroed() }
     }
