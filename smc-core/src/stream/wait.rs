@@ -170,7 +170,8 @@ impl<'a> Wait<'a> {
             none,
             none,
         ];
-        if fixed {
+        // Whoever sleeps on the channel must arm the queue, and so have a bell.
+        if fixed && seat.is_some() {
             fds[0].fd = s.doze().unwrap_or(-1);
         }
         let signals = Taking::now(deadline.is_some());
@@ -231,6 +232,7 @@ impl<'a> Wait<'a> {
         if fds[0].revents != 0 {
             if fixed {
                 s.wake_up();
+                crate::link::table::poll();
             } else {
                 s.rx.hint.store(1, SeqCst);
             }
