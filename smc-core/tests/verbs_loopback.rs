@@ -122,7 +122,7 @@ impl End {
             return news;
         }
         assert!(readable(self.queue.fd(), LIMIT), "no event");
-        assert_eq!(self.queue.clear_event(), Ok(true));
+        assert_eq!(self.queue.clear_events(), Ok(1));
         assert!(!readable(self.queue.fd(), Duration::ZERO), "still readable");
         self.poll()
     }
@@ -224,7 +224,7 @@ fn messages_arrive_with_events() {
     link.b.queue.arm(Wake::Solicited).unwrap();
     link.a.send(&[], &message, 7);
     assert!(readable(link.b.queue.fd(), LIMIT), "no event");
-    assert_eq!(link.b.queue.clear_event(), Ok(true));
+    assert_eq!(link.b.queue.clear_events(), Ok(1));
     assert_eq!(link.b.next(), [News::Received(message.to_vec())]);
     assert_eq!(link.a.next(), [News::Sent(7)]);
     assert_eq!(link.a.queue_pair.outstanding(), 0);

@@ -478,7 +478,7 @@ impl Engine {
     /// A link group's completion channel has something.
     pub(super) fn completions(&mut self, g: usize) {
         if let Ok(group) = self.group(g) {
-            group.clear_event();
+            group.clear_events();
         }
         node::dispatch();
     }

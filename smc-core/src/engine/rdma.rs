@@ -181,9 +181,9 @@ impl LinkGroup {
         &self.device
     }
 
-    /// Takes an event of the completion channel.
-    pub(super) fn clear_event(&self) {
-        if let Err(e) = self.group.queue().clear_event() {
+    /// Takes the events of the completion channel.
+    pub(super) fn clear_events(&self) {
+        if let Err(e) = self.group.queue().clear_events() {
             log::warn!("{e}");
         }
     }

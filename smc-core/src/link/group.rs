@@ -12,15 +12,10 @@
 //! connection costs no hand-over between threads, and an idle one no CPU. A thread that sleeps often for short waits
 //! on the channel itself, and takes the engine's watch away for as long ([`Group::doze`]).
 //!
-//! **Cancellation.** A call of the device's may be a cancellation point, and none may end a thread that holds the lock:
-//! [`NoCancel`] is around each of them.
-//!
 //! **Signal handlers.** A handler that interrupted the lock's holder doesn't get the lock: it leaves its bit, and
 //! the holder finds it. Nothing here allocates, but what the engine does.
 //!
 //! **Ends.** A failed queue pair marks the link dead; all its connections see a reset. The engine buries the group.
-
-mod watch;
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -37,11 +32,14 @@ use crate::lock::Lock;
 use crate::node::{self, Link};
 use crate::observe::Reason;
 use crate::stream::Owner;
-use crate::sys::NoCancel;
+use crate::sys::{self, NoCancel};
 use crate::wire::cdc::{self, Cdc};
 
 /// Token of LLC messages' work requests: no flight has this index.
 const LLC: u32 = u32::MAX;
+
+/// A thread that sleeps again within this time takes the engine's watch away. (The clock for it is coarse.)
+const OFTEN_NS: u64 = 10_000_000;
 
 /// See the module comment.
 pub struct Group {
@@ -56,10 +54,8 @@ pub struct Group {
     watched: AtomicBool,
     /// Guards changes of that.
     watching: Lock,
-    /// When a program thread last went to sleep on the channel while the engine watched it, ns.
+    /// When a program thread last went to sleep on the channel, ns.
     dozed: AtomicU64,
-    /// The channel has woken a program thread, and may still hold the event.
-    unread: AtomicBool,
     /// The engine is wanted: an LLC message came, a connection has ended, or the queue pair has failed.
     attention: AtomicBool,
     /// Connections to which urgent data has come, whose owners have not been sent SIGURG.
@@ -89,7 +85,6 @@ impl Group {
             watched: AtomicBool::new(false),
             watching: Lock::new(),
             dozed: AtomicU64::new(0),
-            unread: AtomicBool::new(false),
             attention: AtomicBool::new(false),
             urgent: Bitmap::new(),
         })
@@ -121,6 +116,7 @@ impl Group {
         if !self.link.seg().pending[1].any() {
             return;
         }
+        let _c = NoCancel::new();
         while self.link.seg().pending[1].any() {
             let Some(_g) = self.lock.try_lock() else {
                 return;
@@ -138,8 +134,27 @@ impl Group {
         self.make_room(state);
     }
 
+    /// Sees to it that connections that wait for a place in the send queue get one, though the thread whose bytes they hold
+    /// may never look again: completions that have come make room, and else the next one wakes a watcher.
+    fn make_room(&self, state: &mut State) {
+        if !state.stalled.any() {
+            return;
+        }
+        while state.stalled.any() && state.failure.is_none() && !self.poll_locked(state) {
+            if core::mem::replace(&mut state.awaits_room, true) {
+                break;
+            }
+            if let Err(e) = self.queue.arm(Wake::All) {
+                log::warn!("{e}");
+            }
+        }
+        // The caller may hold a stream's lock.
+        self.signal_later();
+    }
+
     /// Takes what has completed. True: there was something. By any thread.
     pub fn poll(&self) -> bool {
+        let _c = NoCancel::new();
         let Some(g) = self.lock.try_lock() else {
             return false;
         };
@@ -151,6 +166,60 @@ impl Group {
         fence(SeqCst);
         self.serve();
         news
+    }
+
+    /// A program thread is about to sleep, and will be woken by the descriptor that this returns. Undo with
+    /// [`Group::wake_up`].
+    pub fn doze(&self) -> i32 {
+        let (fd, now) = (self.queue.fd(), sys::now_coarse_ns());
+        let last = self.dozed.swap(now, Relaxed);
+        // Waking the engine as well costs more than the message did.
+        if now.wrapping_sub(last) < OFTEN_NS
+            && self.watched.load(Relaxed)
+            && let Some(_g) = self.watching.try_lock()
+            && self.watched.swap(false, Relaxed)
+        {
+            let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_DEL, fd, None);
+            // It takes the watch back when threads no longer look; so it must not be asleep for good. Either it is
+            // asleep already, or it finds that it doesn't watch.
+            fence(SeqCst);
+            node::ring_own(node::ENGINE_BELL);
+        }
+        fd
+    }
+
+    /// The channel had something for the sleeper. Who takes the event has to see to it that the next arrival makes another
+    /// one, and this thread may not sleep here again. Where the engine doesn't watch, it looks and arms soon anyway. Where it
+    /// does, it may find the channel empty and sleep on, so it is rung: either it is asleep, or it arms before it is.
+    pub fn wake_up(&self) {
+        let _c = NoCancel::new();
+        match self.queue.clear_event() {
+            Ok(taken) => {
+                if taken && self.watched() {
+                    fence(SeqCst);
+                    node::ring_own(node::ENGINE_BELL);
+                }
+            }
+            Err(e) => log::warn!("{e}"),
+        }
+    }
+
+    /// The engine watches the channel (again). `data`: what its epoll instance reports. Engine.
+    pub fn watch(&self, data: u64) {
+        if let Some(_g) = self.watching.lock()
+            && !self.watched.swap(true, Relaxed)
+        {
+            let ev = libc::epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: data,
+            };
+            let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_ADD, self.queue.fd(), Some(&ev));
+        }
+    }
+
+    /// Whether the engine watches the channel.
+    pub fn watched(&self) -> bool {
+        self.watched.load(SeqCst)
     }
 
     /// Whether everything is sent and acknowledged, or never will be.
@@ -186,7 +255,34 @@ impl Group {
     /// Stream offset up to which the peer's host has the bytes of the connection at `slot`, as far as is known.
     pub fn delivered(&self, slot: u32) -> Option<u64> {
         self.poll();
+        let _c = NoCancel::new();
         self.with(|state| state.get(slot).map(|e| e.conn.delivered()))?
+    }
+
+    /// Has the next arrival wake the engine, and takes what has arrived before.
+    pub fn arm(&self) {
+        let _c = NoCancel::new();
+        let Some(g) = self.lock.lock() else {
+            return;
+        };
+        // SAFETY: under the lock.
+        let state = unsafe { &mut *self.state.get() };
+        self.poll_locked(state);
+        if state.failure.is_none() {
+            // Completions of our own messages matter only to whoever waits for them.
+            let wake = if state.waits_for_completions() {
+                Wake::All
+            } else {
+                Wake::Solicited
+            };
+            if let Err(e) = self.queue.arm(wake) {
+                log::warn!("{e}");
+            }
+            self.poll_locked(state);
+        }
+        drop(g);
+        fence(SeqCst);
+        self.serve();
     }
 
     /// Has the engine send the signals that are due: the caller holds a lock that a handler might want.
@@ -223,7 +319,8 @@ impl Group {
                 break;
             }
         }
-        if news && state.stalled.any() {
+        if news {
+            state.awaits_room = false;
             let mut again = Bitmap::new();
             core::mem::swap(&mut again, &mut state.stalled);
             again.drain(|slot| self.send_due(state, slot));
@@ -232,13 +329,7 @@ impl Group {
     }
 
     fn completed(&self, state: &mut State, completion: Completion) {
-        let event = self.qp.complete(completion);
-        // It may have used up what the queue was armed for.
-        match event {
-            Some(Event::Sent(_) | Event::Written(_)) if state.armed == Some(Wake::Solicited) => {}
-            _ => state.armed = None,
-        }
-        match event {
+        match self.qp.complete(completion) {
             Some(Event::Received(message)) => {
                 let bytes = message.bytes();
                 if bytes.first() == Some(&cdc::TYPE) {
@@ -366,7 +457,8 @@ impl Group {
 
     fn call_engine(&self) {
         self.attention.store(true, SeqCst);
-        node::call_engine();
+        fence(SeqCst);
+        node::ring_own(node::ENGINE_BELL);
     }
 
     /// Sends what is due for the connection at `slot`.
@@ -457,7 +549,6 @@ impl Group {
             if !self.qp.has_room() {
                 return false;
             }
-            let _c = NoCancel::new();
             if let Err(e) = self.qp.send(&[], bytes, LLC) {
                 log::warn!("LLC message not sent: {e}");
             }
@@ -505,7 +596,6 @@ fn post(qp: &QueuePair, regions: &[Region], entry: &Entry, due: &Outgoing, index
     };
     let writes = [write(a, 0), write(b, 1)];
     let count = pieces.iter().flatten().count();
-    let _c = NoCancel::new();
     let posted = match due.immediate {
         Some(data) => qp.write_immediate(write(a, 0), data, index),
         None => qp.send(

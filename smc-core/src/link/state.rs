@@ -3,7 +3,7 @@
 use super::conn::Conn;
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::SLOTS;
-use crate::fabric::verbs::{Failure, MESSAGES, Region, Wake};
+use crate::fabric::verbs::{Failure, MESSAGES, Region};
 
 /// Bits of an alert token that are the slot's number; the others count the slot's lives, from 1.
 const SLOT_BITS: u32 = SLOTS.ilog2();
@@ -60,8 +60,8 @@ pub struct State {
     pub(super) flights: [Flight; MESSAGES as usize],
     /// Connections that have something to send, and no place in the send queue for it.
     pub(super) stalled: Bitmap,
-    /// What the queue has been armed for, while no completion of that kind has been found.
-    pub(super) armed: Option<Wake>,
+    /// The next completion wakes a watcher for their sake.
+    pub(super) awaits_room: bool,
     /// LLC messages, each after its length (2 bytes, native order).
     pub(super) inbox: Vec<u8>,
     pub(super) failure: Option<Failure>,
@@ -78,7 +78,7 @@ impl State {
             regions: Vec::new(),
             flights: [Flight::default(); MESSAGES as usize],
             stalled: Bitmap::new(),
-            armed: None,
+            awaits_room: false,
             inbox: Vec::with_capacity(INBOX),
             failure: None,
             ended: Bitmap::new(),
@@ -93,25 +93,17 @@ impl State {
         (entry.token == token).then_some((slot, entry))
     }
 
-    /// What has to wake whoever sleeps: completions of our own messages do only if somebody waits for them.
-    pub(super) fn wake(&self) -> Wake {
-        let waits = |f: &Flight| {
-            let slot = slot(f.token) as usize;
-            let entry = self.entries.get(slot).and_then(Option::as_deref);
-            entry.is_some_and(|e| e.token == f.token && (e.conn.waits_for_ack() || e.conn.closed()))
-        };
-        let mut flying = 0;
-        for f in self.flights.iter().filter(|f| f.token != 0) {
-            flying += 1;
-            if flying > self.flights.len() / 2 || waits(f) {
-                return Wake::All;
-            }
-        }
-        if self.stalled.any() {
-            Wake::All
-        } else {
-            Wake::Solicited
-        }
+    pub(super) fn waits_for_completions(&mut self) -> bool {
+        let busy = self.flights.iter().filter(|f| f.token != 0).count();
+        let flights = self.flights;
+        self.stalled.any()
+            || busy > flights.len() / 2
+            || flights.iter().any(|f| {
+                f.token != 0
+                    && self
+                        .entry(f.token)
+                        .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
+            })
     }
 
     /// Keeps an LLC message for the engine. If it is behind by that much, the message is lost, and the peer's timer

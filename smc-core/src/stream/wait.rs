@@ -170,8 +170,7 @@ impl<'a> Wait<'a> {
             none,
             none,
         ];
-        // Whoever sleeps on the channel must arm the queue, and so have a bell.
-        if fixed && seat.is_some() {
+        if fixed {
             fds[0].fd = s.doze().unwrap_or(-1);
         }
         let signals = Taking::now(deadline.is_some());
@@ -232,7 +231,6 @@ impl<'a> Wait<'a> {
         if fds[0].revents != 0 {
             if fixed {
                 s.wake_up();
-                crate::link::table::poll();
             } else {
                 s.rx.hint.store(1, SeqCst);
             }

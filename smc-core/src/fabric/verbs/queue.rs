@@ -1,7 +1,7 @@
 //! Completion queues, each with a channel that can be waited on.
 //!
 //! The order of use, so that no completion is missed: poll until empty, [`Queue::arm`], poll once more,
-//! wait for [`Queue::fd`] to be readable, [`Queue::clear_event`], poll.
+//! wait for [`Queue::fd`] to be readable, [`Queue::clear_events`], poll.
 
 use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
@@ -21,7 +21,7 @@ use crate::sys::Errno;
 pub const POLL_BATCH: usize = 16;
 
 /// Which completions make an armed queue's descriptor readable. An error always does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// Received messages whose sender set the solicited-event bit, as SMC-R peers do.
     Solicited,
@@ -36,8 +36,6 @@ pub struct Queue {
     entries: u32,
     /// Entries that queue pairs may use at the same time.
     reserved: AtomicU32,
-    /// Events that have been taken from the channel; the count wraps, as the library's does.
-    taken: AtomicU32,
 }
 
 // SAFETY: as for `Context`.
@@ -65,7 +63,6 @@ impl Queue {
                 channel,
                 entries,
                 reserved: AtomicU32::new(0),
-                taken: AtomicU32::new(0),
             })),
             None => Err(Error::last("ibv_create_cq", object())),
         }
@@ -116,8 +113,17 @@ impl Queue {
         check(code, "ibv_req_notify_cq", || self.object())
     }
 
-    /// Takes one event, without waiting; whether there was one. Arming once leads to one event at most: after the last
-    /// one, the descriptor isn't readable any more.
+    /// Takes all events that have come, without waiting, so that the descriptor isn't readable any more. Returns
+    /// their number.
+    pub fn clear_events(&self) -> Result<u32> {
+        let mut count = 0;
+        while self.clear_event()? {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Takes one event, without waiting; whether there was one. Arming once leads to one event at most.
     pub fn clear_event(&self) -> Result<bool> {
         let library = self.context().library;
         let (mut queue, mut cookie) = (null_mut(), null_mut());
@@ -132,8 +138,9 @@ impl Queue {
                 _ => Err(error),
             };
         }
-        // (The channel serves this queue only, so the event is its own.)
-        self.taken.fetch_add(1, Relaxed);
+        // SAFETY: the channel serves this queue only, so the event is its own. Acknowledged at once, it
+        // never holds up ibv_destroy_cq.
+        unsafe { (library.ibv_ack_cq_events)(self.raw(), 1) };
         Ok(true)
     }
 
@@ -161,12 +168,8 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.context().is_ours() {
-            let library = self.context().library;
-            // ibv_destroy_cq waits until each event that was taken is acknowledged; all at once costs least.
-            // SAFETY: the queue exists; so many of its events have been taken, and none acknowledged.
-            unsafe { (library.ibv_ack_cq_events)(self.raw(), *self.taken.get_mut()) };
             // SAFETY: made by ibv_create_cq; its queue pairs hold an Arc of it, so are gone.
-            fds::trusted(|| unsafe { (library.ibv_destroy_cq)(self.raw()) });
+            fds::trusted(|| unsafe { (self.context().library.ibv_destroy_cq)(self.raw()) });
         }
     }
 }
