@@ -111,9 +111,10 @@ def test_both_ends_show_the_same_link(steps):
         assert len(groups[role]) == 1, groups
         group = groups[role][0]
         number = 1 if role == "server" else 2
-        assert group["own"] == {"gid": f"::ffff:10.9.0.{number}", "qpn": group["id"]}
-        assert (group["role"], group["state"], group["device"], group["port"]) == (role, "up", "rxe0", 1)
-        assert (group["mtu"], group["connections"], group["max_conns"]) == (4096, 2, 255)
+        link, = group["links"]
+        assert link["own"] == {"gid": f"::ffff:10.9.0.{number}", "qpn": group["id"]}
+        assert (link["number"], link["up"], link["device"], link["port"], link["mtu"]) == (1, True, "rxe0", 1, 4096)
+        assert (group["role"], group["state"], group["connections"], group["max_conns"]) == (role, "up", 2, 255)
         assert (group["rmb_chunks"], group["send_chunks"]) == (1, 1)
         assert group["cdc_sent"] >= 2 and group["bytes_written"] == 2, group
         first, second = (connection["rdma"] for connection in node["connections"])
@@ -125,7 +126,7 @@ def test_both_ends_show_the_same_link(steps):
             assert connection["tx"]["carrier"] == connection["rx"]["carrier"] == "rmb"
             assert connection["tx"]["bytes_rmb"] == 1 and "reason" not in connection
     for one, other in (("server", "client"), ("client", "server")):
-        assert groups[one][0]["peer"] == groups[other][0]["own"]
+        assert groups[one][0]["links"][0]["peer"] == groups[other][0]["links"][0]["own"]
         assert groups[one][0]["peer_system_id"] == nodes[other]["node"]
         owns = {(end["peer"], end["local"]): end["rdma"]["own"] for end in nodes[other]["connections"]}
         for end in nodes[one]["connections"]:
@@ -135,7 +136,8 @@ def test_both_ends_show_the_same_link(steps):
 def test_ipv6(steps):
     for role, own, peer in (("server", "fd09::1", "fd09::2"), ("client", "fd09::2", "fd09::1")):
         group, = steps.node("ipv6", role)["link_groups"]
-        assert (group["state"], group["own"]["gid"], group["peer"]["gid"]) == ("up", own, peer), group
+        link, = group["links"]
+        assert (group["state"], link["own"]["gid"], link["peer"]["gid"]) == ("up", own, peer), group
 
 
 @pytest.mark.parametrize("name, role", [("kernel-serves", "client"), ("kernel-connects", "server")])
@@ -146,7 +148,8 @@ def test_connection_with_the_kernel(steps, name, role):
     assert (connection["fabric"], connection["rdma"]["first_contact"]) == ("rdma", True)
     assert connection["rdma"]["peer"]["alert_token"] and connection["rdma"]["peer"]["rkey"]
     assert (group["role"], group["state"], group["connections"]) == (role, "up", 1)
-    assert group["peer"]["gid"] == ("::ffff:10.9.0.1" if role == "client" else "::ffff:10.9.0.2")
+    link, = group["links"]
+    assert link["peer"]["gid"] == ("::ffff:10.9.0.1" if role == "client" else "::ffff:10.9.0.2")
     assert group["peer_system_id"].endswith("525400090001" if role == "client" else "525400090002"), group
     assert not node["declines"] and not node["fallbacks"], node
 
@@ -156,7 +159,7 @@ def test_tables(steps):
     lines = steps.text("both", "client", "linkgroup").splitlines()
     assert len(lines) == 2, lines
     gids = ("::ffff:10.9.0.1", "::ffff:10.9.0.2")
-    for word in (group["id"], "client", "up", "rxe0", *gids, group["peer"]["qpn"], "2/255"):
+    for word in (group["id"], "client", "up", "rxe0", *gids, group["links"][0]["peer"]["qpn"], "2/255"):
         assert str(word) in lines[1].split(), lines
     status = steps.text("both", "client", "status")
     assert status.count(" rdma ") == 2 and " first " in status and " subsequent " in status, status

@@ -417,6 +417,12 @@ pub fn map(fd: c_int, len: usize) -> Result<*mut u8> {
     unsafe { syscall!(Sysno::mmap, 0, len, prot, flags, fd, 0) }.map(|p| p as *mut u8)
 }
 
+/// epoll_create1(2), close-on-exec.
+pub fn epoll_create() -> Result<i32> {
+    // SAFETY: touches no memory.
+    unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) }.map(|fd| fd as i32)
+}
+
 /// epoll_ctl(2).
 pub fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: Option<&epoll_event>) -> Result<()> {
     let p = ev.map_or(null(), |e| e as *const epoll_event);

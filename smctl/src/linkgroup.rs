@@ -5,7 +5,7 @@ use crate::output::{self, bytes, duration, printable};
 use crate::status::{self, Place, Problem, Report};
 use crate::table::{Align, Table};
 use serde::Serialize;
-use smc_core::observe::status::LinkGroupStatus;
+use smc_core::observe::status::{GroupLinkStatus, LinkGroupStatus};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -82,8 +82,10 @@ fn write(out: &mut dyn Write, report: &Report, now: SystemTime) -> io::Result<()
     let mut any = false;
     for entry in entries(report) {
         any = true;
-        let whose = [entry.pid.to_string(), printable(entry.program)];
-        table.row(whose.into_iter().chain(row(entry.group, now)));
+        let mut whose = [entry.pid.to_string(), printable(entry.program)];
+        for row in rows(entry.group, now) {
+            table.row(core::mem::take(&mut whose).into_iter().chain(row));
+        }
     }
     if any {
         table.write(out, "")
@@ -95,11 +97,12 @@ fn write(out: &mut dyn Write, report: &Report, now: SystemTime) -> io::Result<()
     }
 }
 
-/// The columns of a table of link groups, in the order of [`row`]'s cells.
-pub(crate) const COLUMNS: [(&str, Align); 16] = [
+/// The columns of a table of link groups, in the order of the cells of [`rows`].
+pub(crate) const COLUMNS: [(&str, Align); 17] = [
     ("GROUP", Align::Right),
     ("ROLE", Align::Left),
     ("STATE", Align::Left),
+    ("LINK", Align::Right),
     ("DEVICE", Align::Left),
     ("PORT", Align::Right),
     ("MTU", Align::Right),
@@ -115,20 +118,20 @@ pub(crate) const COLUMNS: [(&str, Align); 16] = [
     ("", Align::Left),
 ];
 
-/// One link group; the last cell says for how long it has been idle, or why it has ended.
-pub(crate) fn row(group: &LinkGroupStatus, now: SystemTime) -> Vec<String> {
-    let peer = group.peer.as_ref();
-    let absent = || "-".to_owned();
-    vec![
+/// One link group: a row for each link, of which the first one says what is the group's; the last cell for how long it
+/// has been idle, or why it has ended.
+pub(crate) fn rows(group: &LinkGroupStatus, now: SystemTime) -> impl Iterator<Item = Vec<String>> {
+    let first = group.links.first().map_or_else(
+        || vec![String::new(); LINK_CELLS],
+        |link| link_cells(link).to_vec(),
+    );
+    let mut row = vec![
         group.id.to_string(),
         group.role.name().to_owned(),
         group.state.name().to_owned(),
-        printable(&group.device),
-        group.port.to_string(),
-        group.mtu.map_or_else(absent, |mtu| mtu.to_string()),
-        printable(&group.own.gid),
-        peer.map_or_else(absent, |peer| printable(&peer.gid)),
-        peer.map_or_else(absent, |peer| peer.qpn.to_string()),
+    ];
+    row.extend(first);
+    row.extend([
         printable(&group.peer_system_id),
         match group.max_conns {
             0 => group.connections.to_string(),
@@ -139,6 +142,27 @@ pub(crate) fn row(group: &LinkGroupStatus, now: SystemTime) -> Vec<String> {
         bytes(group.bytes_written),
         format!("{}+{}", group.rmb_chunks, group.send_chunks),
         remark(group, now),
+    ]);
+    let others = group.links.iter().skip(1);
+    std::iter::once(row).chain(others.map(|link| {
+        let indent = std::iter::repeat_n(String::new(), 3);
+        indent.chain(link_cells(link)).collect()
+    }))
+}
+
+const LINK_CELLS: usize = 7;
+
+fn link_cells(link: &GroupLinkStatus) -> [String; LINK_CELLS] {
+    let peer = link.peer.as_ref();
+    let absent = || "-".to_owned();
+    [
+        link.number.to_string(),
+        printable(&link.device),
+        link.port.to_string(),
+        link.mtu.map_or_else(absent, |mtu| mtu.to_string()),
+        printable(&link.own.gid),
+        peer.map_or_else(absent, |peer| printable(&peer.gid)),
+        peer.map_or_else(absent, |peer| peer.qpn.to_string()),
     ]
 }
 
@@ -188,15 +212,16 @@ mod tests {
         assert_eq!(
             text(&report),
             "\
-PID  PROGRAM       GROUP  ROLE    STATE       DEVICE  PORT   MTU  GID              PEER GID         PEER QPN  \
+PID  PROGRAM       GROUP  ROLE    STATE       LINK  DEVICE  PORT   MTU  GID               PEER GID          PEER QPN  \
 PEER ID           CONNECTIONS  CDC OUT  CDC IN  WRITTEN  CHUNKS
-  1  redis-server     16  client  down        rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+  1  redis-server     16  client  down           1  rxe0       1  4096  ::ffff:10.9.0.1   ::ffff:10.9.0.2         33  \
 0000525400090002        0/255       12      11       3M     1+1  the link failed: the peer does not answer
-  1  redis-server     17  server  up          rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+  1  redis-server     17  server  up             1  rxe0       1  4096  ::ffff:10.9.0.1   ::ffff:10.9.0.2         33  \
 0000525400090002        1/255       12      11       3M     1+1
-  1  redis-server     18  server  confirming  rxe0       1     -  ::ffff:10.9.0.1  -                       -  \
+                                                 2  rxe1       1  4096  ::ffff:10.9.0.11  ::ffff:10.9.0.12        33
+  1  redis-server     18  server  confirming     1  rxe0       1     -  ::ffff:10.9.0.1   -                        -  \
 0000525400090002            1        0       0        0     1+1
-  2  redis-server     16  client  up          rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+  2  redis-server     16  client  up             1  rxe0       1  4096  ::ffff:10.9.0.1   ::ffff:10.9.0.2         33  \
 0000525400090002        0/255       12      11       3M     1+1  idle 5s
 "
         );
@@ -208,7 +233,7 @@ PEER ID           CONNECTIONS  CDC OUT  CDC IN  WRITTEN  CHUNKS
         let group = &mut node.link_groups[0];
         group.down = None;
         group.failure = Some("evil\u{1b}[2J".into());
-        group.device = "\u{1b}".into();
+        group.links[0].device = "\u{1b}".into();
         group.idle_since_unix_ms = Some(u64::MAX);
         node.link_groups[1].idle_since_unix_ms = Some(u64::MAX);
         let report = Report {
@@ -233,9 +258,10 @@ PEER ID           CONNECTIONS  CDC OUT  CDC IN  WRITTEN  CHUNKS
         assert_eq!(group["pid"], 1);
         assert_eq!(group["program"], "redis-server");
         assert_eq!(group["state"], "up");
-        assert_eq!(group["own"]["gid"], "::ffff:10.9.0.1");
-        assert_eq!(group["peer"]["qpn"], 33);
-        assert!(json["link_groups"][2].get("peer").is_none());
+        assert_eq!(group["links"][0]["own"]["gid"], "::ffff:10.9.0.1");
+        assert_eq!(group["links"][1]["peer"]["qpn"], 33);
+        let confirming = &json["link_groups"][2]["links"][0];
+        assert!(confirming.get("peer").is_none());
         assert_eq!(json["problems"], serde_json::json!([]));
 
         let _silent = FakeNode::listener(&dir.path().join("node-1b.sock"));

@@ -43,9 +43,9 @@ exec env LD_PRELOAD="$LIBRARY" "${COMMAND[@]}"
 """
 
 
-def check(seconds=20, boot="", env=(), needs=()):
+def check(seconds=20, boot="", env=(), needs=(), nics=1):
     """Decorator of a check that must end within `seconds`. `env`: settings (NAME=VALUE) of the whole boot. `needs`:
-    programs without which it is skipped."""
+    programs without which it is skipped. `nics`: network cards in each guest."""
     def decorate(function):
         if os.environ.get(CHILD):
             function.seconds = seconds
@@ -57,7 +57,7 @@ def check(seconds=20, boot="", env=(), needs=()):
 
         functools.update_wrapper(test, function, assigned=("__name__", "__qualname__", "__module__", "__doc__"), updated=())
         del test.__wrapped__
-        test.boot, test.env, test.seconds, test.needs = boot, env, seconds, needs
+        test.boot, test.env, test.seconds, test.needs, test.nics = boot, env, seconds, needs, nics
         return test
     return decorate
 
@@ -94,7 +94,8 @@ class Hosts:
         lines.append(f"COMMAND=({shlex.join(map(str, command))})")
         script = "\n".join(lines) + SCRIPT
         seconds = 15 + sum(function.seconds for function in chosen.values())
-        result = self._lab.run(script, script, timeout=seconds)
+        nics = max((function.nics for function in chosen.values()), default=1)
+        result = self._lab.run(script, script, timeout=seconds, nics=nics)
         lines = [json.loads(line) for line in _read(result.out / "results").splitlines()]
         known = {line["name"]: line for line in lines}
         for name in chosen:

@@ -100,7 +100,14 @@ impl Engine {
                     self.fail_groups(i, |_| true);
                 }
                 // A link survives a port that comes back in time; else it fails by itself.
-                Ok(Some(event)) => log::debug!("{}: {event:?}", device.name()),
+                Ok(Some(event)) => {
+                    log::debug!("{}: {event:?}", device.name());
+                    if let AsyncEvent::PortDown(port) = event {
+                        for group in self.groups.iter_mut().flatten() {
+                            group.port_down(device, port);
+                        }
+                    }
+                }
                 Err(e) => {
                     log::warn!("{e}");
                     gone = true;
@@ -132,9 +139,8 @@ impl Engine {
             return;
         };
         for group in self.groups.iter_mut().flatten() {
-            if group.is_on(device) && which(group.qpn().get()) {
+            if group.fail(device, &which) {
                 COUNTERS.count(Reason::LinkLost);
-                group.fail();
             }
         }
     }

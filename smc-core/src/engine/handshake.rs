@@ -10,28 +10,29 @@ use std::time::Instant;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, iovec};
 
-use super::machine::{Machine, Task};
+use super::COUNTERS;
+use super::machine::Machine;
 use super::run::Engine;
 use super::tasks::IMMEDIATE;
-use super::{COUNTERS, ENDING};
 use crate::fabric::verbs::Choice;
 use crate::link::llc::RkeyError;
+use crate::link::rtoken::Rtokens;
 use crate::negotiate::clc::{
     Action, Client, Established, Local, Outcome, Prepared, Server, Side, server,
 };
 use crate::negotiate::{endpoint, option, remote};
-use crate::node;
 use crate::observe::Reason;
 use crate::ring::Ring;
 use crate::stream::{self, F_ACCEPTED, Sock};
 use crate::sys::{self, Errno, TcpInfo};
 use crate::wire::clc::{AcceptConfirm, Diagnosis, List};
-use crate::wire::{Eid, Rtoken};
+use crate::wire::{Eid, Gid};
 
 /// Connections that one of our link groups takes; the most that the protocol can say.
 const MAX_CONNS: u8 = 255;
-/// Links of a group. One: a second would need a second device, and the peer would wait for it.
-const MAX_LINKS: u8 = 1;
+/// Links of a group. A server with a single port agrees to one: a second would need another port, and the client would
+/// wait for it. A client says no to a second link that makes no sense.
+const MAX_LINKS: u8 = 2;
 /// What a handshake waits for, besides the peer's messages.
 pub(super) enum Wait {
     Nothing,
@@ -39,8 +40,10 @@ pub(super) enum Wait {
     Connect(AcceptConfirm),
     /// CONFIRM LINK of its group.
     Link,
+    /// The second link of its group, or that there will be none.
+    SecondLink,
     /// The peer's answer to CONFIRM RKEY.
-    Rkey(Rtoken),
+    Rkey(Rtokens),
     /// The first contact of another connection with the same client, or the time when it is too late for that.
     Group(usize, server::Request, Instant),
 }
@@ -236,7 +239,7 @@ impl Engine {
         let now = Instant::now();
         h.peer = Some(peer.ip().to_canonical());
         let server = s.has(F_ACCEPTED);
-        let config = self.clc_local();
+        let mut config = self.clc_local();
         let offered = remote::remote().and_then(|r| {
             let tunables = r.offers(local, peer, s.role())?;
             Some((tunables, r.device(local.ip())))
@@ -253,6 +256,13 @@ impl Engine {
             }
             None => Some(Diagnosis::CnfErr),
         };
+        let others = match (remote::remote(), &h.choice) {
+            (Some(remote), Some(choice)) => remote.others(choice),
+            _ => Vec::new(),
+        };
+        if server && others.is_empty() {
+            config.max_links = 1;
+        }
         log::debug!(
             "{local} -> {peer}: CLC as {}",
             if server { "server" } else { "client" }
@@ -266,8 +276,9 @@ impl Engine {
                 Machine::Server(Box::new(m))
             }
             (false, None, Some(choice)) => {
-                let gid = choice.gid;
-                Machine::Client(Box::new(Client::new(config, gid, List::new(), now)))
+                let gids: Vec<Gid> = others.iter().map(|other| other.gid).take(7).collect();
+                let more = List::from_slice(&gids).unwrap_or_default();
+                Machine::Client(Box::new(Client::new(config, choice.gid, more, now)))
             }
             (false, refusal, _) => {
                 let d = refusal.unwrap_or(Diagnosis::NoSmcRDev);
@@ -364,101 +375,7 @@ impl Engine {
         }
     }
 
-    /// Has completions reported to the engine again where program threads no longer look at them.
-    pub(super) fn watch_groups(&self) {
-        for (g, group) in self.groups.iter().enumerate() {
-            if let Some(group) = group {
-                group.watch(super::run::EV_CQ | g as u64);
-            }
-        }
-    }
-
-    /// Whether program threads have taken the watch of a group's completions over.
-    pub(super) fn unwatched(&self) -> bool {
-        self.groups.iter().flatten().any(|group| !group.watched())
-    }
-
-    /// Looks after link groups and handshakes. Returns when to look again, in milliseconds.
-    pub(super) fn tend_rdma(&mut self) -> Option<i32> {
-        if self.groups.is_empty() && self.handshakes.is_empty() {
-            return None;
-        }
-        let mut next = self.tend_partings();
-        let mut note = |at: Option<Instant>| {
-            if let Some(at) = at {
-                next = Some(next.map_or(at, |n| n.min(at)));
-            }
-        };
-        let mut confirmed = Vec::new();
-        let ending = ENDING.load(Relaxed);
-        for g in 0..self.groups.len() {
-            if let Some(group) = self.groups[g].as_deref_mut() {
-                if ending && group.connections() == 0 {
-                    group.terminate();
-                }
-                note(group.tend());
-                confirmed.extend(group.confirmed.drain(..).map(|c| (g, c)));
-            }
-        }
-        let now = Instant::now();
-        for i in 0..self.handshakes.len() {
-            let Some(mut h) = self.handshakes[i].take() else {
-                continue;
-            };
-            match h.wait {
-                Wait::Connect(message) => self.check_connected(&mut h, message),
-                Wait::Link => self.check_link(&mut h),
-                Wait::Rkey(token) => {
-                    let answer = confirmed
-                        .iter()
-                        .find(|(g, (t, _))| h.place.is_some_and(|p| p.0 == *g) && *t == token);
-                    if let Some((_, (_, result))) = answer {
-                        self.rkey_confirmed(&mut h, *result);
-                    } else if let Some((g, _)) = h.place
-                        && self.group(g).is_ok_and(|g| g.rkey_waits(token))
-                    {
-                        // The time for the answer begins when it is asked for.
-                        h.machine.rkey_sent(now);
-                    }
-                }
-                Wait::Group(g, request, until) => {
-                    let over = self
-                        .group(g)
-                        .map_or(true, |g| g.is_up() && !g.in_doubt() || g.down.is_some());
-                    if over || now >= until {
-                        self.task(&mut h, Task::Prepare(request));
-                    } else {
-                        note(Some(until));
-                    }
-                }
-                Wait::Nothing => {}
-            }
-            if h.machine.deadline().is_some_and(|at| at <= now) {
-                h.machine.timeout(now);
-            }
-            self.handshakes[i] = Some(h);
-            self.advance(i);
-            if let Some(h) = &self.handshakes[i] {
-                note(h.machine.deadline());
-            }
-        }
-        for g in 0..self.groups.len() {
-            let used = self
-                .handshakes
-                .iter()
-                .flatten()
-                .any(|h| h.place.is_some_and(|p| p.0 == g));
-            match self.groups[g].as_mut().filter(|_| !used).map(|g| g.over()) {
-                Some(Ok(true)) => self.drop_group(g),
-                Some(Err(again)) => next = Some(next.map_or(again, |n| n.min(again))),
-                _ => {}
-            }
-        }
-        let next = next?.saturating_duration_since(Instant::now());
-        Some(i32::try_from(next.as_millis() + 1).unwrap_or(i32::MAX))
-    }
-
-    fn rkey_confirmed(&mut self, h: &mut Handshake, result: Result<(), RkeyError>) {
+    pub(super) fn rkey_confirmed(&mut self, h: &mut Handshake, result: Result<(), RkeyError>) {
         if let Err(e) = result {
             log::info!("SMC-R handshake: {e}");
         }
@@ -473,14 +390,6 @@ impl Engine {
             }
             _ => h.machine.decline(Diagnosis::ErrRegBuf, now),
         }
-    }
-
-    /// A link group's completion channel has something.
-    pub(super) fn completions(&mut self, g: usize) {
-        if let Ok(group) = self.group(g) {
-            group.clear_events();
-        }
-        node::dispatch();
     }
 }
 
@@ -549,7 +458,7 @@ fn hostname() -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Gid, SystemId};
+    use crate::wire::SystemId;
 
     fn handshake(server: bool) -> Handshake {
         let local = Local {

@@ -1,51 +1,46 @@
-//! A link group as the engine keeps it: device, queue pair, buffers, LLC.
+//! A link group as the engine keeps it: its ends of links, buffers, LLC.
 //!
-//! The data path is [`Group`]; here is what happens around it: making the queue pair, running the LLC state machine,
-//! and the end. What connections use of the group is in `buffers`, what `smctl` is told of it in `status`.
+//! The data path is [`Group`]; here is what happens around it: running the LLC state machine, and the end. How links
+//! come and go is in `lanes`, our end of one in `port`, what connections use in `buffers`, what `smctl` is told in
+//! `status`.
 
 mod buffers;
+mod lanes;
+mod port;
 mod status;
 
 use core::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connect::Connecting;
 use super::device::Device;
 use super::outbox::Outbox;
 use crate::fabric::mapping;
-use crate::fabric::shm::{SEGMENT_LEN, SLOTS};
-use crate::fabric::verbs::{
-    self, Choice, Path, ProtectionDomain, Queue, QueuePair, RECEIVE_DEPTH, Region, SEND_DEPTH,
-};
-use crate::link::Group;
+use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_CLOSED};
+use crate::fabric::verbs::{self, Choice};
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
-use crate::link::table;
+use crate::link::rtoken::Rtokens;
+use crate::link::{Group, LANES, Lane, table};
 use crate::node::{LINK_POOL, Link};
-use crate::ring::pool::RmbPool;
+use crate::ring::pool::{RmbPool, Token};
 use crate::sys;
-use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, Rtoken, SystemId};
+use crate::wire::clc::ConnEnd;
+use crate::wire::{Gid, Rtoken, SystemId};
 use buffers::Buffers;
+use lanes::Wanted;
+use port::Port;
+pub(super) use port::Remote;
+
+/// Place of a group's first link.
+pub(super) const FIRST: Lane = 0;
 
 /// How long a group that is down may take to send what it has to say last.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// After how long a group that is down is looked at again while its queue pair is still being connected.
+/// After how long a group that is down is looked at again while a queue pair is still being connected.
 const CONNECTING_LOOK: Duration = Duration::from_millis(50);
 /// After how long a full send queue is tried again.
 const FULL_TIME: Duration = Duration::from_millis(1);
-
-/// The peer's end of a link, as its Accept or Confirm says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Remote {
-    /// For people. A Linux client leaves it out of the Proposal, from which [`LinkGroup::peer`] is.
-    pub(super) system_id: SystemId,
-    pub(super) gid: Gid,
-    pub(super) qpn: Qpn,
-    pub(super) psn: Psn,
-    pub(super) mtu: Mtu,
-}
 
 /// See the module comment.
 pub(super) struct LinkGroup {
@@ -53,50 +48,49 @@ pub(super) struct LinkGroup {
     link: &'static Link,
     link_pool_index: u32,
     seg: *mut u8,
-    device: Choice,
-    domain: Arc<ProtectionDomain>,
+    /// Names it for people: number of its first queue pair.
+    id: u32,
+    ports: [Option<Port>; LANES],
     llc: Option<Llc>,
     pub(super) role: Role,
+    /// Who the peer is, as its first CLC message says: a Linux client leaves it out there,
     pub(super) peer: SystemId,
-    pub(super) remote: Option<Remote>,
-    /// Server: the client's GID, from its Proposal.
-    pub(super) client_gid: Option<Gid>,
-    pub(super) psn: Psn,
-    /// The step to RTR is under way,
-    connecting: Option<(Remote, Connecting)>,
-    /// or has ended, and nobody knows.
+    /// but not in the next one. For people.
+    pub(super) peer_name: SystemId,
+    /// The first queue pair has been connected, or couldn't be, and the handshake doesn't know.
     connected: Option<verbs::Result<()>>,
+    /// Server: the client's GIDs, the first one from its Proposal, which names it.
+    pub(super) client_gids: Vec<Gid>,
     max_conns: u8,
     /// Both ends are xsmc's, and understand immediate data.
     pub(super) immediate: bool,
     /// LLC messages for which the send queue had no room.
     unsent: Outbox,
     rmbs: RmbPool,
-    rmb_regions: Vec<Region>,
     mirrors: RmbPool,
-    /// Index in the group's list of regions, by chunk.
-    mirror_regions: Vec<usize>,
     slots: HashMap<u32, Buffers>,
     /// When to look for connections that the peer doesn't close.
     closed_look: Instant,
     /// RMBs that the peer knows.
-    known: Vec<Rtoken>,
+    known: Vec<Token>,
     life: u32,
-    /// CDC messages that had come at the last look.
-    received: u64,
+    /// CDC messages that had come by each link at the last look.
+    heard: [u64; LANES],
+    /// A queue pair for one more link.
+    wanted: Option<Wanted>,
     /// In the dispatcher's table.
     listed: bool,
     /// When it is dropped whatever is outstanding.
     until: Option<Instant>,
     pub(super) down: Option<Down>,
-    /// What the log says of the queue pair.
-    failure: Option<verbs::Failure>,
+    /// What the log says of the queue pairs.
+    failures: [Option<verbs::Failure>; LANES],
     /// CONFIRM LINK has been done: the peer takes the connection that it was done for as established.
     pub(super) confirmed_link: bool,
     /// The TCP connections were reset after that.
     reset: bool,
     /// RMBs whose CONFIRM RKEY has come to an end.
-    pub(super) confirmed: Vec<(Rtoken, Result<(), RkeyError>)>,
+    pub(super) confirmed: Vec<(Rtokens, Result<(), RkeyError>)>,
 }
 
 impl LinkGroup {
@@ -108,49 +102,52 @@ impl LinkGroup {
         peer: SystemId,
         epfd: i32,
     ) -> verbs::Result<LinkGroup> {
-        let queue = Queue::new(device.context(), SEND_DEPTH + RECEIVE_DEPTH)?;
-        let qp = QueuePair::new(device.domain(), &queue, &queue)?;
-        qp.to_init(choice.port)?;
-        qp.post_receives()?;
-        let no_memory = |errno| verbs::Error::of("mmap", device.context(), errno);
+        let (port, pair) = Port::new(device, choice)?;
+        let no_memory = |errno| port.error("mmap", errno);
         let seg = sys::map(-1, SEGMENT_LEN).map_err(no_memory)?;
         let Some((link_pool_index, link)) = LINK_POOL.alloc() else {
             mapping::retire(seg, SEGMENT_LEN);
             return Err(no_memory(sys::Errno::ENOMEM));
         };
-        let group = Group::new(link, Arc::new(qp), queue, epfd);
-        link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
+        let group = Group::new(link, epfd).and_then(|group| {
+            link.init_fixed(seg.cast(), (&raw const *group).cast_mut());
+            group.add_pair(FIRST, pair)?;
+            group.link_up(FIRST);
+            Ok(group)
+        });
+        let group = group.map_err(|errno| {
+            mapping::retire(seg, SEGMENT_LEN);
+            LINK_POOL.free(link_pool_index);
+            no_memory(errno)
+        })?;
         Ok(LinkGroup {
             group,
             link,
             link_pool_index,
             seg,
-            device: choice.clone(),
-            domain: device.domain().clone(),
+            id: port.qpn().get(),
+            ports: [Some(port), None],
             llc: None,
             role,
             peer,
-            remote: None,
-            client_gid: None,
-            psn: random_psn(),
-            connecting: None,
+            peer_name: peer,
             connected: None,
+            client_gids: Vec::new(),
             max_conns: 0,
             immediate: false,
             unsent: Outbox::default(),
             rmbs: RmbPool::default(),
-            rmb_regions: Vec::new(),
             mirrors: RmbPool::default(),
-            mirror_regions: Vec::new(),
             slots: HashMap::new(),
             closed_look: Instant::now(),
             known: Vec::new(),
             life: 0,
-            received: 0,
+            heard: [0; LANES],
+            wanted: None,
             listed: false,
             until: None,
             down: None,
-            failure: None,
+            failures: [None; LANES],
             confirmed_link: false,
             reset: false,
             confirmed: Vec::new(),
@@ -161,9 +158,8 @@ impl LinkGroup {
         self.link
     }
 
-    /// Our queue pair.
-    pub(super) fn qpn(&self) -> Qpn {
-        Qpn::new(self.group.qp().number()).unwrap_or_default()
+    fn port(&self, lane: Lane) -> Option<&Port> {
+        self.ports.get(lane)?.as_ref()
     }
 
     /// Has completions reported to the engine, as event `data`.
@@ -176,41 +172,40 @@ impl LinkGroup {
         self.group.watched()
     }
 
-    /// Device, port and GID.
-    pub(super) fn choice(&self) -> &Choice {
-        &self.device
+    /// Whether one more connection may use it.
+    pub(super) fn has_room(&self) -> bool {
+        self.down.is_none()
+            && self.llc.as_ref().is_some_and(Llc::is_up)
+            && self.slots.len() < usize::from(self.max_conns)
+    }
+
+    /// Connections on it, those included that are being set up or closed.
+    pub(super) fn connections(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// What CLC says of our end of a connection.
+    pub(super) fn end(&self, slot: u32) -> Option<ConnEnd> {
+        self.slots.get(&slot).map(|b| b.end)
     }
 
     /// Takes the events of the completion channel.
     pub(super) fn clear_events(&self) {
-        if let Err(e) = self.group.queue().clear_events() {
-            log::warn!("{e}");
-        }
+        self.group.clear_events();
     }
 
-    /// The peer's end of the link is known: it may write and send to us once this is done. That is at once (true) if its
-    /// GID stands for `neighbour`, an address of which it is known how to get there; else
-    /// [`LinkGroup::connected`] will tell.
+    /// The peer's end of the first link is known: see [`Port::connect`]. [`LinkGroup::connected`] will tell.
     pub(super) fn connect(
         &mut self,
         remote: Remote,
         neighbour: Option<IpAddr>,
     ) -> verbs::Result<bool> {
-        let path = Path {
-            port: self.device.port,
-            gid_index: self.device.gid_index,
-            // A gateway between the two hosts makes no difference to what we send on the wire but this.
-            hop_limit: 64,
-            mtu: remote.mtu,
-            peer_gid: remote.gid,
-            peer_number: remote.qpn.get(),
-            peer_psn: remote.psn.get(),
+        let Some(port) = &mut self.ports[FIRST] else {
+            return Err(self.shortage("link", sys::Errno::ENOENT));
         };
-        if neighbour == Some(remote.gid.ip()) {
-            self.group.qp().to_rtr(&path)?;
-            return self.enlist(remote).map(|()| true);
+        if port.connect(remote, neighbour)? {
+            return self.enlist().map(|()| true);
         }
-        self.connecting = Some((remote, Connecting::start(self.group.qp(), path)?));
         Ok(false)
     }
 
@@ -219,41 +214,19 @@ impl LinkGroup {
         self.connected.take()
     }
 
-    fn is_connecting(&self) -> bool {
-        let ended = |(_, c): &(Remote, Connecting)| c.result().is_some();
-        self.connecting.as_ref().is_some_and(|c| !ended(c))
-    }
-
-    /// Takes notice of the end of what [`LinkGroup::connect`] has begun.
-    fn look_for_connected(&mut self) {
-        if let Some((remote, result)) = self
-            .connecting
-            .as_ref()
-            .and_then(|(remote, c)| Some((*remote, c.result()?)))
-        {
-            self.connecting = None;
-            self.connected = Some(result.and_then(|()| self.enlist(remote)));
-        }
-    }
-
     /// The peer may write and send to us.
-    fn enlist(&mut self, remote: Remote) -> verbs::Result<()> {
-        self.remote = Some(remote);
+    fn enlist(&mut self) -> verbs::Result<()> {
         self.listed = table::add(&self.group);
         if self.listed {
             Ok(())
         } else {
-            Err(verbs::Error::of(
-                "link groups",
-                self.domain.context(),
-                sys::Errno::ENOSPC,
-            ))
+            Err(self.shortage("link groups", sys::Errno::ENOSPC))
         }
     }
 
-    /// We may send.
-    pub(super) fn ready_to_send(&self) -> verbs::Result<()> {
-        self.group.qp().to_rts(self.psn.get())
+    /// We may send on a link.
+    pub(super) fn ready_to_send(&self, lane: Lane) -> verbs::Result<()> {
+        self.port(lane).map_or(Ok(()), Port::ready_to_send)
     }
 
     /// Starts the LLC part of first contact: CONFIRM LINK.
@@ -264,45 +237,62 @@ impl LinkGroup {
         keepalive: Option<Duration>,
     ) {
         self.max_conns = max_conns;
+        let Some(end) = self.port(FIRST).map(|port| port.end().end) else {
+            return;
+        };
         let config = Config {
             role: self.role,
             version: crate::wire::llc::Version::V2,
-            mac: Mac(self.device.mac),
-            gid: self.device.gid,
-            qpn: self.qpn(),
-            link_uid: self.qpn().get(),
+            end,
+            link_uid: self.id,
             max_links,
             max_conns,
             keepalive,
             idle: idle_time(self.role),
         };
         let mut llc = Llc::new(config, Instant::now());
-        // The RMB for which the group is made.
-        for slot in self.slots.keys().copied() {
-            let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
-            if let Some(peer) = peer.flatten() {
-                let _ = llc.add_rtoken(peer.rmb);
+        // What CLC has said already.
+        for slot in self.slots.keys() {
+            let rmb = self.group.with(|s| {
+                let entry = s.get(*slot)?;
+                let rmb = entry.conn.peer()?.rmb;
+                let addr = rmb.addr.wrapping_sub(entry.element);
+                Some(Rtoken { addr, ..rmb })
+            });
+            if let Some(Some(rmb)) = rmb {
+                let _ = llc.add_rtoken([Some(rmb), None]);
             }
         }
         self.llc = Some(llc);
         self.run_llc();
     }
 
-    /// Announces an RMB, unless the peer knows it. True: it does.
-    pub(super) fn confirm_rkey(&mut self, rtoken: Rtoken) -> bool {
-        if self.known.contains(&rtoken) {
-            return true;
+    /// Announces the RMB of a connection, unless the peer knows it. Gives what its answer will be about.
+    pub(super) fn confirm_rkey(&mut self, slot: u32) -> Option<Rtokens> {
+        let b = self.slots.get(&slot)?;
+        if self.known.contains(&b.rmb) {
+            return None;
         }
+        let tokens = b.tokens;
         if let Some(llc) = &mut self.llc {
-            llc.confirm_rkey(rtoken, Instant::now());
+            llc.confirm_rkey(tokens, Instant::now());
             self.run_llc();
         }
-        false
+        Some(tokens)
     }
 
     /// Whether the announcement of an RMB still waits for its turn.
-    pub(super) fn rkey_waits(&self, rtoken: Rtoken) -> bool {
-        self.llc.as_ref().is_some_and(|llc| llc.rkey_waits(rtoken))
+    pub(super) fn rkey_waits(&self, tokens: Rtokens) -> bool {
+        self.llc.as_ref().is_some_and(|llc| llc.rkey_waits(tokens))
+    }
+
+    /// The peer knows the RMB of a connection: CLC has told it.
+    pub(super) fn announced(&mut self, slot: u32) {
+        if let Some(b) = self.slots.get(&slot)
+            && !self.known.contains(&b.rmb)
+        {
+            self.known.push(b.rmb);
+        }
     }
 
     /// Whether CONFIRM LINK is done.
@@ -320,17 +310,35 @@ impl LinkGroup {
         }
     }
 
-    /// See [`Llc::in_doubt`].
-    pub(super) fn in_doubt(&self) -> bool {
-        self.llc.as_ref().is_some_and(Llc::in_doubt)
+    /// The stream that a connection was made for is gone: the connection is closed.
+    pub(super) fn abandon(&mut self, slot: u32) {
+        let out = &self.link.block(slot).dir[0];
+        out.tx.flags.fetch_or(TX_CLOSED | TX_ABORT, SeqCst);
+        self.group.kick(slot);
+    }
+
+    /// The peer will say nothing more about a connection.
+    pub(super) fn lost(&self, slot: u32) {
+        self.group.with(|s| {
+            if let Some(entry) = s.get(slot) {
+                entry.conn.lost();
+            }
+        });
+    }
+
+    /// Whether it will be known soon which links connections may use.
+    pub(super) fn is_changing(&self) -> bool {
+        let changing = |llc: &Llc| llc.is_adding() || llc.in_doubt();
+        self.llc.as_ref().is_some_and(changing)
     }
 
     fn note_received(&mut self) {
-        let received = self.group.with(|s| s.counts().cdc_received).unwrap_or(0);
-        if core::mem::replace(&mut self.received, received) != received
-            && let Some(llc) = &mut self.llc
-        {
-            llc.note_received(Instant::now());
+        let heard = self.group.with(|s| s.heard()).unwrap_or_default();
+        let before = core::mem::replace(&mut self.heard, heard);
+        if let Some(llc) = &mut self.llc {
+            for lane in (0..LANES).filter(|lane| heard[*lane] != before[*lane]) {
+                llc.note_received(lane, Instant::now());
+            }
         }
     }
 
@@ -339,32 +347,33 @@ impl LinkGroup {
         self.look_for_connected();
         self.note_received();
         if self.group.take_attention() {
-            // What broke the queue pair may complete after what was flushed for it.
+            // What broke a queue pair may complete after what was flushed for it.
             self.group.poll();
-            let (mut messages, mut ended, mut failure) = (Vec::new(), Vec::new(), None);
+            let (mut messages, mut ended, mut failures) = (Vec::new(), Vec::new(), [None; LANES]);
             self.group.with(|s| {
-                s.take_llc(|m| messages.push(m.to_vec()));
+                s.take_llc(|lane, m| messages.push((lane, m.to_vec())));
                 s.take_ended(|slot| ended.push(slot));
-                failure = s.failure();
+                failures = s.failures();
             });
             let now = Instant::now();
-            // A queue pair that is ended is flushed, too.
-            let told = self.down.is_some() && failure == Some(verbs::Failure::Flushed);
-            if let Some(f) = failure.filter(|_| !told)
-                && core::mem::replace(&mut self.failure, failure) != failure
-            {
-                log::info!("link group {}: {f}", self.qpn().get());
+            let before = core::mem::replace(&mut self.failures, failures);
+            for (failure, before) in failures.iter().zip(before) {
+                // A queue pair that is ended is flushed, too.
+                let told = self.down.is_some() && *failure == Some(verbs::Failure::Flushed);
+                if let Some(failure) = failure.filter(|f| !told && before != Some(*f)) {
+                    log::info!("link group {}: {failure}", self.id);
+                }
             }
             if let Some(llc) = &mut self.llc {
-                for m in &messages {
-                    if let Err(e) = llc.receive(m, now) {
+                for (lane, m) in &messages {
+                    if let Err(e) = llc.receive(*lane, m, now) {
                         log::debug!("LLC message ignored: {e}");
                     }
                 }
-                if failure.is_some() {
-                    llc.link_failed();
+                for lane in (0..LANES).filter(|lane| failures[*lane].is_some()) {
+                    llc.link_failed(lane, now);
                 }
-            } else if failure.is_some() {
+            } else if failures[FIRST].is_some() {
                 self.down = Some(Down::LinkFailed);
             }
             for slot in ended {
@@ -384,10 +393,11 @@ impl LinkGroup {
         }
         self.send_llc();
         if !self.unsent.is_empty() {
-            let stuck = self.unsent.is_stuck(Instant::now());
-            if let Some(llc) = self.llc.as_mut().filter(|_| stuck) {
-                llc.link_failed();
-                log::info!("link group {}: takes no messages", self.qpn().get());
+            let stuck = self.unsent.stuck(Instant::now());
+            if let (Some(llc), Some(lane)) = (self.llc.as_mut(), stuck) {
+                llc.link_failed(lane, Instant::now());
+                log::info!("link group {}: a link takes no messages", self.id);
+                self.unsent.forget(lane);
                 self.run_llc();
             }
             // Completions of what fills the send queue need not wake us.
@@ -408,40 +418,60 @@ impl LinkGroup {
     fn send_llc(&mut self) {
         let group = &self.group;
         self.unsent
-            .send(Instant::now(), |bytes| group.send_llc(bytes));
+            .send(Instant::now(), |lane, bytes| group.send_llc(lane, bytes));
     }
 
-    fn run_llc(&mut self) {
+    pub(super) fn run_llc(&mut self) {
         while let Some(action) = self.llc.as_mut().and_then(Llc::poll) {
             match action {
-                Action::ReadyToSend => {
-                    if let Err(e) = self.ready_to_send() {
+                Action::ReadyToSend(lane) => {
+                    if let Err(e) = self.ready_to_send(lane) {
                         log::warn!("{e}");
-                        self.group.fail(verbs::Failure::LocalProtection);
+                        self.group.fail(lane, verbs::Failure::LocalProtection);
                     }
                 }
-                Action::Send(bytes) => {
-                    self.unsent.push(bytes);
+                Action::Send(lane, bytes) => {
+                    self.unsent.push(lane, bytes);
                     self.send_llc();
                 }
                 Action::Established => {
-                    log::debug!("link group {}: up", self.qpn().get());
+                    log::debug!("link group {}: up", self.id);
                     self.confirmed_link = true;
                 }
-                Action::ConfirmRkeyDone { token, result } => {
-                    if result.is_ok() {
-                        self.announced(token);
+                Action::OfferLink(lane) => self.wanted = Some(Wanted { lane, peer: None }),
+                Action::AnswerLink { lane, peer } => {
+                    let peer = Some(peer);
+                    self.wanted = Some(Wanted { lane, peer });
+                }
+                Action::ConnectLink { lane, peer } => self.connect_link(lane, peer),
+                Action::LinkUp(lane) => {
+                    log::debug!("link group {}: one more link", self.id);
+                    self.group.link_up(lane);
+                }
+                Action::DropLink(lane) => self.drop_link(lane),
+                Action::ConfirmRkeyDone { tokens, result } => {
+                    let slot = self.slots.iter().find(|(_, b)| b.tokens == tokens);
+                    if result.is_ok()
+                        && let Some(slot) = slot.map(|(slot, _)| *slot)
+                    {
+                        self.announced(slot);
                     }
-                    self.confirmed.push((token, result));
+                    self.confirmed.push((tokens, result));
                 }
                 Action::DeleteRkeyDone { .. } => {}
                 Action::AbortConnections => self.group.abort_all(),
                 Action::Down(why) => {
-                    log::info!("link group {}: {why}", self.qpn().get());
-                    self.down = Some(why);
-                    self.group.fail(verbs::Failure::Flushed);
+                    log::info!("link group {}: {why}", self.id);
+                    self.go_down(why);
                 }
             }
+        }
+    }
+
+    fn go_down(&mut self, why: Down) {
+        self.down = Some(why);
+        for lane in 0..LANES {
+            self.group.fail(lane, verbs::Failure::Flushed);
         }
     }
 
@@ -452,25 +482,15 @@ impl LinkGroup {
             return Ok(false);
         }
         let now = Instant::now();
-        if self.is_connecting() {
+        if self.ports.iter().flatten().any(Port::is_connecting) {
             return Err(now + CONNECTING_LOOK);
         }
         let until = *self.until.get_or_insert(now + LAST_WORDS);
-        if self.group.qp().outstanding() == 0 || now >= until {
+        if self.group.is_quiet() || now >= until {
             Ok(true)
         } else {
             Err(now + Duration::from_millis(5))
         }
-    }
-
-    /// Whether it uses this device.
-    pub(super) fn is_on(&self, device: &Device) -> bool {
-        Arc::ptr_eq(&self.domain, device.domain())
-    }
-
-    /// The link works no more.
-    pub(super) fn fail(&mut self) {
-        self.group.fail(verbs::Failure::Flushed);
     }
 
     /// Ends the group at once.
@@ -484,10 +504,7 @@ impl LinkGroup {
                 self.run_llc();
             }
             // Nothing could be sent.
-            _ => {
-                self.down = Some(Down::LinkFailed);
-                self.group.fail(verbs::Failure::Flushed);
-            }
+            _ => self.go_down(Down::LinkFailed),
         }
     }
 }
@@ -498,10 +515,10 @@ impl Drop for LinkGroup {
             table::remove(&self.group);
         }
         debug_assert_eq!(self.link.used.load(Acquire), 0);
-        // The device must have let go of the memory before it is given back.
-        let _ = self.group.qp().to_error();
-        self.group.with(|s| s.drop_regions());
-        self.rmb_regions.clear();
+        // The devices must have let go of the memory before it is given back.
+        for lane in 0..LANES {
+            self.drop_port(lane);
+        }
         self.rmbs.retire();
         self.mirrors.retire();
         mapping::retire(self.seg, SEGMENT_LEN);
@@ -513,13 +530,4 @@ impl Drop for LinkGroup {
 fn idle_time(role: Role) -> Duration {
     let hook = crate::env::get("XSMC_TEST_GROUP_IDLE_MS").and_then(|v| v.to_str()?.parse().ok());
     hook.map_or(role.idle_time(), Duration::from_millis)
-}
-
-/// A random initial packet sequence number.
-fn random_psn() -> Psn {
-    let mut bytes = [0; 3];
-    if sys::random(&mut bytes).is_err() {
-        bytes = [0x5a, 0x17, 0x01];
-    }
-    Psn::from_be_bytes(bytes)
 }

@@ -152,11 +152,7 @@ impl Engine {
         keep(lock);
         let up = || -> sys::Result<(i32, i32, i32)> {
             let (page_fd, bell) = node::create_page(keep)?;
-            // SAFETY: touches no memory.
-            let ep =
-                unsafe { syscalls::syscall!(syscalls::Sysno::epoll_create1, libc::EPOLL_CLOEXEC) }?
-                    as i32;
-            let ep = keep(ep);
+            let ep = keep(sys::epoll_create()?);
             let listener = ipc::listen(files.sock_path(), keep)?;
             watch(ep, bell, libc::EPOLLIN | libc::EPOLLET, EV_BELL)?;
             watch(ep, listener, libc::EPOLLIN, EV_LISTENER)?;

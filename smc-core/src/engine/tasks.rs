@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use super::device::Device;
 use super::handshake::{Handshake, Wait};
 use super::machine::Task;
-use super::rdma::{LinkGroup, Remote};
+use super::rdma::{FIRST, LinkGroup, Remote};
 use super::run::Engine;
 use crate::fabric::verbs::{self, Choice};
-use crate::link::llc;
+use crate::link::{Lane, llc};
 use crate::negotiate::clc::{Prepared, Terms, server};
 use crate::negotiate::remote;
 use crate::observe::status::LinkGroupStatus;
@@ -46,7 +46,6 @@ fn keepalive() -> Option<Duration> {
 impl Engine {
     /// Does a task, or declines.
     pub(super) fn task(&mut self, h: &mut Handshake, t: Task) {
-        let now = Instant::now();
         let done = match t {
             // A server has looked at its listener.
             Task::PrepareFirst(_) | Task::PrepareSubsequent(_) if !h.waits_are_seen() => {
@@ -62,7 +61,8 @@ impl Engine {
                 Ok(())
             }
             Task::AddLink => {
-                h.machine.add_link_done(now);
+                h.wait = Wait::SecondLink;
+                self.check_second_link(h);
                 Ok(())
             }
         };
@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// Opens the device of a choice, or finds it open; also gives the port's MTU.
-    fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
+    pub(super) fn open_device(&mut self, choice: &Choice) -> Result<(usize, Mtu), Refusal> {
         let known = self
             .devices
             .iter()
@@ -146,11 +146,10 @@ impl Engine {
         let group = self.group(g)?;
         group.immediate = terms_of(accept).features & IMMEDIATE != 0;
         h.place = Some((g, u32::MAX));
-        let (slot, end) = group.prepare(size, mtu)?;
+        let (slot, _) = group.prepare(size, FIRST)?;
         h.place = Some((g, slot));
-        group.announced(end.rtoken);
+        group.announced(slot);
         let remote = Remote {
-            system_id: accept.system_id,
             gid: accept.end.gid,
             qpn: accept.end.qpn,
             psn: accept.end.psn,
@@ -183,7 +182,7 @@ impl Engine {
         h.rings = Some(group.complete(slot, &message.end)?);
         let server = h.request.is_some();
         if server {
-            group.ready_to_send()?;
+            group.ready_to_send(FIRST)?;
         }
         let terms = h.request.map_or_else(|| terms_of(message), |r| r.terms);
         group.confirm_link(terms.max_links, terms.max_conns, keepalive());
@@ -219,12 +218,13 @@ impl Engine {
         accept: &AcceptConfirm,
     ) -> Result<(), Refusal> {
         let (qpn, gid) = (accept.end.qpn, accept.end.gid);
+        let is_end = |r: &Remote| r.qpn == qpn && r.gid == gid;
         let g = self.find_group(llc::Role::Client, |group| {
-            group.peer == accept.system_id
-                && group.remote.is_some_and(|r| r.qpn == qpn && r.gid == gid)
+            group.peer == accept.system_id && group.lane_to(is_end).is_some()
         });
         let g = g.ok_or(Refusal::Decline(Diagnosis::SyncErr))?;
-        self.join(h, g)?;
+        let lane = self.group(g)?.lane_to(is_end).unwrap_or(FIRST);
+        self.join(h, g, lane)?;
         let (_, slot) = h.place.unwrap_or((g, 0));
         h.rings = Some(self.group(g)?.complete(slot, &accept.end)?);
         Ok(())
@@ -237,21 +237,21 @@ impl Engine {
         })
     }
 
-    /// Takes a place on an existing group and has the peer confirm the RMB.
-    fn join(&mut self, h: &mut Handshake, g: usize) -> Result<(), Refusal> {
-        let choice = self.group(g)?.choice().clone();
-        let (_, mtu) = self.open_device(&choice)?;
+    /// Takes a place on a link of an existing group and has the peer confirm the RMB.
+    fn join(&mut self, h: &mut Handshake, g: usize, lane: Lane) -> Result<(), Refusal> {
         let size = h.rmb_size;
         let group = self.group(g)?;
-        let (slot, end) = group.prepare(size, mtu)?;
+        let (slot, end) = group.prepare(size, lane)?;
         h.place = Some((g, slot));
         let now = Instant::now();
-        if group.confirm_rkey(end.rtoken) {
-            h.machine
-                .prepared(Prepared { end, direct: true }, false, now);
-        } else {
-            h.machine.rkey_sent(now);
-            h.wait = Wait::Rkey(end.rtoken);
+        match group.confirm_rkey(slot) {
+            None => h
+                .machine
+                .prepared(Prepared { end, direct: true }, false, now),
+            Some(tokens) => {
+                h.machine.rkey_sent(now);
+                h.wait = Wait::Rkey(tokens);
+            }
         }
         Ok(())
     }
@@ -264,19 +264,19 @@ impl Engine {
             _ => now + JOIN_WAIT,
         };
         let is_peer = |group: &LinkGroup| {
-            group.peer == request.system_id && group.client_gid == Some(request.gid)
+            group.peer == request.system_id && group.client_gids.first() == Some(&request.gid)
         };
-        let certain = |group: &LinkGroup| is_peer(group) && !group.in_doubt();
-        if let Some(g) = self.find_group(llc::Role::Server, certain) {
-            return self.join(h, g);
+        let found = self.find_group(llc::Role::Server, |g| is_peer(g) && !g.is_changing());
+        if let Some(g) = found {
+            let lane = self.group(g)?.next_lane();
+            return self.join(h, g, lane);
         }
-        // A first contact with the same client may be under way, or it may have given up a group that we still have.
+        // A first contact with the same client may be under way, or a link being added; or it may have given up a group
+        // that we still have.
         let coming = self.groups.iter().position(|g| {
             g.as_ref().is_some_and(|g| {
-                g.role == llc::Role::Server
-                    && is_peer(g)
-                    && (!g.is_up() || g.in_doubt())
-                    && g.down.is_none()
+                let coming = !g.is_up() || g.is_changing() && g.has_room();
+                g.role == llc::Role::Server && is_peer(g) && coming && g.down.is_none()
             })
         });
         if let Some(g) = coming
@@ -285,15 +285,15 @@ impl Engine {
             h.wait = Wait::Group(g, request, until);
             return Ok(());
         }
-        let (g, mtu) = self.new_group(h, llc::Role::Server, request.system_id)?;
+        let (g, _) = self.new_group(h, llc::Role::Server, request.system_id)?;
         let size = h.rmb_size;
         let group = self.group(g)?;
         h.place = Some((g, u32::MAX));
-        group.client_gid = Some(request.gid);
+        group.client_gids.push(request.gid);
         group.immediate = request.terms.features & IMMEDIATE != 0;
-        let (slot, end) = group.prepare(size, mtu)?;
+        let (slot, end) = group.prepare(size, FIRST)?;
         h.place = Some((g, slot));
-        group.announced(end.rtoken);
+        group.announced(slot);
         h.machine
             .prepared(Prepared { end, direct: true }, true, now);
         Ok(())
@@ -314,14 +314,26 @@ impl Engine {
             h.machine.link_ready(Instant::now());
             return Ok(());
         }
+        group.peer_name = confirm.system_id;
+        let extension = confirm.v2.and_then(|v| v.extension);
+        let gids = extension.iter().flat_map(|e| e.gids.iter().skip(1));
+        group.client_gids.extend(gids);
         let remote = Remote {
-            system_id: confirm.system_id,
             gid: request.gid,
             qpn: confirm.end.qpn,
             psn: confirm.end.psn,
             mtu: confirm.end.mtu,
         };
         self.connect_group(h, g, remote, confirm)
+    }
+
+    /// Goes on when a second link was added, or isn't to be.
+    pub(super) fn check_second_link(&mut self, h: &mut Handshake) {
+        let Some((g, _)) = h.place else { return };
+        if self.group(g).map_or(true, |group| !group.is_adding()) {
+            h.wait = Wait::Nothing;
+            h.machine.add_link_done(Instant::now());
+        }
     }
 
     pub(super) fn check_link(&mut self, h: &mut Handshake) {

@@ -13,11 +13,19 @@
 //! The bytes to send lie in a local ring (the *mirror*) at the same offsets as in the peer's RMB, of the
 //! same size or, where that is larger than a chunk, of a smaller one that divides it.
 //!
+//! **Failover.** When its link has died, a connection goes on over another one ([`Conn::fail_over`]), and nobody knows
+//! which of the last writes and messages were carried out. So it first says which message it knows to have arrived,
+//! for the peer to see whether it lost anything, and then repeats what is not acknowledged: the writes to where they
+//! were to go before, so that twice does no harm, and a message, never immediate data, with all there is to say.
+//! In the other direction immediate data is only taken from the link on which the peer's last message came: it is a
+//! difference to what that said.
+//!
 //! **Urgent data.** A message whose flags say "urgent data present" marks the byte before its producer cursor. As
 //! Linux speaks SMC-R, nothing behind that byte is announced until the peer's consumer cursor has passed it, and the
 //! receiver tells its cursor at once when it has. So there is one mark under way at most; where the program sets
 //! another meanwhile, the last of them counts, as with TCP.
 
+use super::Lane;
 use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::wire::cdc::{Cdc, ProducerFlags, StateFlags};
 use crate::wire::cursor::Cursor;
@@ -42,7 +50,7 @@ pub struct Local {
 }
 
 /// One RDMA WRITE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Write {
     /// Offset in the mirror.
     pub from: u32,
@@ -59,10 +67,19 @@ pub struct Outgoing {
     pub writes: [Write; 2],
     /// The CDC message behind them.
     pub cdc: Cdc,
-    /// Producer position that the message announces: acknowledged when its SEND completes.
-    pub prod: u64,
+    /// What is acknowledged when its SEND completes.
+    pub mark: Mark,
     /// In place of the message: the (single) write's immediate data.
     pub immediate: Option<u32>,
+}
+
+/// What the peer's host has when a SEND or WRITE has completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// All bytes before this producer position.
+    pub prod: u64,
+    /// The messages up to this sequence number.
+    pub seq: u16,
 }
 
 /// The immediate data of a WRITE: which connection, and how far the sender's consumer cursor has moved. The
@@ -130,6 +147,17 @@ pub struct Peer {
     pub slot: Option<u32>,
 }
 
+/// What is to be said first after a change of links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeat {
+    /// Nothing: there was no change, or all has been said.
+    No,
+    /// Which message the peer must have.
+    Validation,
+    /// All that it may not have.
+    Unacknowledged,
+}
+
 /// See the module comment.
 #[derive(Debug)]
 pub struct Conn {
@@ -141,6 +169,9 @@ pub struct Conn {
     sent: u64,
     /// The part of it whose SEND has completed: the mirror's bytes before it may be overwritten.
     acked: u64,
+    /// Sequence number of the last message whose SEND has completed.
+    acked_seq: u16,
+    repeat: Repeat,
     /// The peer's consumer position.
     peer_cons: u64,
     /// Sequence number of the last message we sent.
@@ -159,6 +190,8 @@ pub struct Conn {
     told_cons: u64,
     /// Sequence number of the peer's last message.
     peer_seq: u16,
+    /// The link by which that came; at first, the one of the negotiation.
+    peer_lane: Lane,
     /// The peer's connection state flags.
     heard: StateFlags,
     /// Position just behind the peer's last urgent byte, 0 if there was none.
@@ -172,13 +205,15 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// A connection at its first byte, with an RMB of ours of this size.
-    pub fn new(own_size: RmbSize) -> Conn {
+    /// A connection at its first byte on link `lane`, with an RMB of ours of this size.
+    pub fn new(own_size: RmbSize, lane: Lane) -> Conn {
         Conn {
             own_size,
             peer: None,
             sent: 0,
             acked: 0,
+            acked_seq: 0,
+            repeat: Repeat::No,
             peer_cons: 0,
             seq: 0,
             told: StateFlags::default(),
@@ -188,6 +223,7 @@ impl Conn {
             peer_prod: 0,
             told_cons: 0,
             peer_seq: 0,
+            peer_lane: lane,
             heard: StateFlags::default(),
             heard_urgent: 0,
             peer_blocked: false,
@@ -223,6 +259,11 @@ impl Conn {
         self.closed() && !self.peer_ended()
     }
 
+    /// The link by which the peer's last message came.
+    pub fn peer_lane(&self) -> Lane {
+        self.peer_lane
+    }
+
     /// Producer position up to which SENDs have completed: the peer's host has those bytes.
     pub fn delivered(&self) -> u64 {
         self.acked
@@ -248,20 +289,33 @@ impl Conn {
         self.heard.closed || self.heard.abort
     }
 
-    /// The SEND that announced `prod` has completed. Returns the consumer position to publish.
-    pub fn acked(&mut self, prod: u64) -> u64 {
-        if prod > self.acked && prod <= self.sent {
-            self.acked = prod;
+    /// A SEND with this mark has completed. Returns the consumer position to publish.
+    pub fn acked(&mut self, mark: Mark) -> u64 {
+        if mark.prod > self.acked && mark.prod <= self.sent {
+            self.acked = mark.prod;
+        }
+        if (mark.seq.wrapping_sub(self.acked_seq) as i16) > 0 {
+            self.acked_seq = mark.seq;
         }
         self.free_up_to()
+    }
+
+    /// The connection goes on over another link, by which its peer's RMB is `rmb`. What was sent by the former one
+    /// and has not completed never will.
+    pub fn fail_over(&mut self, rmb: Rtoken) {
+        if let Some(peer) = &mut self.peer {
+            peer.rmb = rmb;
+            self.repeat = Repeat::Validation;
+        }
     }
 
     fn free_up_to(&self) -> u64 {
         self.peer_cons.min(self.acked)
     }
 
-    /// Checks a message of the peer's.
-    pub fn received(&mut self, m: &Cdc) -> Result<Changes, Violation> {
+    /// Checks a message of the peer's that came by `lane`. Where it is to validate a failover, everything that came
+    /// by other links before has been handed in.
+    pub fn received(&mut self, m: &Cdc, lane: Lane) -> Result<Changes, Violation> {
         // Only the difference counts: numbers wrap. Equal ones and jumps ahead are in order.
         let ahead = m.seq.wrapping_sub(self.peer_seq) as i16;
         if m.flags.failover_validation && ahead > 0 {
@@ -287,6 +341,7 @@ impl Conn {
         let state = |c: &Conn| (c.peer_prod, c.free_up_to(), c.heard, c.heard_urgent);
         let before = state(self);
         self.peer_seq = m.seq;
+        self.peer_lane = lane;
         self.peer_prod = prod;
         self.peer_cons = cons;
         self.heard = union(self.heard, m.state);
@@ -298,8 +353,17 @@ impl Conn {
         Ok(self.changes(before != state(self)))
     }
 
-    /// Takes a WRITE of the peer's with immediate data.
-    pub fn written(&mut self, length: u32, consumed: u32) -> Result<Changes, Violation> {
+    /// Takes a WRITE of the peer's with immediate data that came by `lane`.
+    pub fn written(
+        &mut self,
+        length: u32,
+        consumed: u32,
+        lane: Lane,
+    ) -> Result<Changes, Violation> {
+        if lane != self.peer_lane {
+            // Of a link that the peer has left. A message that includes this has come already.
+            return Ok(self.changes(false));
+        }
         let prod = self.peer_prod + u64::from(length);
         let cons = self.peer_cons + u64::from(consumed);
         if prod > self.told_cons + u64::from(self.own_size.bytes()) || cons > self.sent {
@@ -345,7 +409,12 @@ impl Conn {
 
     /// What is due now. The caller sends it, or doesn't ask.
     pub fn next(&mut self, local: Local) -> Option<Outgoing> {
-        let peer = self.peer.filter(|_| !self.closed())?;
+        let repeating = self.repeat != Repeat::No;
+        let peer = self.peer.filter(|_| repeating || !self.closed())?;
+        if self.repeat == Repeat::Validation {
+            self.repeat = Repeat::Unacknowledged;
+            return Some(self.validation(&peer));
+        }
         // An abort is answered with an abort.
         let abort = self.broken
             || local.flags & TX_CLOSED != 0 && (local.flags & TX_ABORT != 0 || self.heard.abort);
@@ -360,7 +429,8 @@ impl Conn {
         };
         let prod = local.prod.clamp(self.sent, end.max(self.sent));
         self.withheld = !abort && prod < local.prod;
-        let urgent_present = prod > self.sent && prod == local.urgent;
+        let urgent_present = prod > self.sent && prod == local.urgent
+            || repeating && prod == self.told_urgent && self.awaits_urgent();
         let mut flags = StateFlags::default();
         if abort {
             flags.abort = true;
@@ -372,16 +442,22 @@ impl Conn {
         }
         let flags = union(self.told, flags);
         let cons = local.cons.clamp(self.told_cons, self.peer_prod);
-        let due = prod != self.sent || flags != self.told || self.update_due(cons);
+        let due = repeating || prod != self.sent || flags != self.told || self.update_due(cons);
         if !due {
             return None;
         }
         let full = prod == fits;
-        let writes = self.writes(&peer, prod);
+        // What the peer has read needs no repetition; and one that has closed may use its RMB otherwise.
+        let from = match repeating {
+            true if self.peer_ended() => prod,
+            true => self.acked.max(self.peer_cons),
+            false => self.sent,
+        };
+        let writes = self.writes(&peer, from, prod);
         let blocked = local.flags & TX_BLOCKED != 0 || full;
         let urgent_pending = urgent_present || local.urgent > prod;
         let plain = !blocked && !urgent_pending && flags == self.told;
-        let short = plain && writes[0].len > 0 && writes[1].len == 0;
+        let short = plain && !repeating && writes[0].len > 0 && writes[1].len == 0;
         let immediate = peer.slot.filter(|_| short).and_then(|slot| {
             let consumed = u32::try_from(cons - self.told_cons).ok()?;
             Immediate { slot, consumed }.pack()
@@ -397,6 +473,7 @@ impl Conn {
         self.told = flags;
         self.told_cons = cons;
         self.asked = false;
+        self.repeat = Repeat::No;
         Some(Outgoing {
             writes,
             cdc: Cdc {
@@ -412,9 +489,32 @@ impl Conn {
                 },
                 state: flags,
             },
-            prod,
+            mark: Mark {
+                prod,
+                seq: self.seq,
+            },
             immediate,
         })
+    }
+
+    /// The message that tells which one the peer must have. The rest of it has no meaning.
+    fn validation(&self, peer: &Peer) -> Outgoing {
+        Outgoing {
+            writes: [Write::default(); 2],
+            cdc: Cdc {
+                seq: self.acked_seq,
+                token: peer.token,
+                producer: Cursor::default(),
+                consumer: Cursor::default(),
+                flags: ProducerFlags {
+                    failover_validation: true,
+                    ..ProducerFlags::default()
+                },
+                state: StateFlags::default(),
+            },
+            mark: Mark::default(),
+            immediate: None,
+        }
     }
 
     /// Whether the peer must hear of our consumer position although there is nothing else to say. At least as
@@ -433,13 +533,9 @@ impl Conn {
             || self.peer_blocked && drained
     }
 
-    fn writes(&self, peer: &Peer, prod: u64) -> [Write; 2] {
-        let mut out = [Write {
-            from: 0,
-            len: 0,
-            to: 0,
-        }; 2];
-        let mut at = self.sent;
+    fn writes(&self, peer: &Peer, from: u64, prod: u64) -> [Write; 2] {
+        let mut out = [Write::default(); 2];
+        let mut at = from;
         for w in &mut out {
             let from = (at & u64::from(peer.mirror_size - 1)) as u32;
             let len = (prod - at).min(u64::from(peer.mirror_size - from)) as u32;

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::conn::{Conn, Immediate, Local, Outgoing, Peer, Violation};
+use super::Lane;
+use super::conn::{Conn, Immediate, Local, Mark, Outgoing, Peer, Violation};
 use crate::fabric::shm::{TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::wire::cdc::Cdc;
 use crate::wire::cursor::Cursor;
@@ -25,10 +26,14 @@ struct End {
     /// Producer position published for the reader.
     peer_prod: u64,
     peer_flags: u32,
-    /// Messages on their way to the peer, with the position each announces.
+    /// The link by which this end sends.
+    lane: Lane,
+    /// Messages on their way to the peer.
     flight: VecDeque<Outgoing>,
     /// Delivered, but not yet completed here.
-    uncompleted: VecDeque<u64>,
+    uncompleted: VecDeque<Mark>,
+    /// Of the peer's, arrived by the link that it has left, and not looked at yet.
+    late: VecDeque<(Outgoing, Lane)>,
     sent: Vec<u8>,
     read: Vec<u8>,
 }
@@ -38,7 +43,7 @@ fn size(code: u8) -> RmbSize {
 }
 
 fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32, slot: Option<u32>) -> End {
-    let mut conn = Conn::new(own);
+    let mut conn = Conn::new(own, 0);
     conn.connect(Peer {
         token,
         rmb: Rtoken {
@@ -60,7 +65,9 @@ fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32, slot: Option<u32>) 
         heard_marks: Vec::new(),
         peer_prod: 0,
         peer_flags: 0,
+        lane: 0,
         flight: VecDeque::new(),
+        late: VecDeque::new(),
         uncompleted: VecDeque::new(),
         sent: Vec::new(),
         read: Vec::new(),
@@ -113,6 +120,13 @@ impl End {
         let Some(out) = self.flight.pop_front() else {
             return Ok(());
         };
+        self.execute(&out, to);
+        self.uncompleted.push_back(out.mark);
+        to.take(&out, self.lane)
+    }
+
+    /// What the devices do.
+    fn execute(&self, out: &Outgoing, to: &mut End) {
         for w in out.writes {
             for i in 0..w.len {
                 let at = (w.to - (1 << 40)) as usize + i as usize;
@@ -120,31 +134,58 @@ impl End {
                 to.rmb[at] = self.mirror[(w.from + i) as usize];
             }
         }
-        self.uncompleted.push_back(out.prod);
+    }
+
+    /// A message of the peer's is looked at.
+    fn take(&mut self, out: &Outgoing, lane: Lane) -> Result<(), Violation> {
         let c = match out.immediate.map(Immediate::unpack) {
             Some(i) => {
                 assert_eq!((i.slot, out.writes[1].len), (self.slot, 0));
-                to.conn.written(out.writes[0].len, i.consumed)?
+                self.conn.written(out.writes[0].len, i.consumed, lane)?
             }
-            None => to.conn.received(&out.cdc)?,
+            None => self.conn.received(&out.cdc, lane)?,
         };
-        to.peer_prod = c.prod;
-        to.free_from = c.cons;
-        to.peer_flags |= c.flags;
-        if c.urgent != to.heard_marks.last().copied().unwrap_or(0) {
-            to.heard_marks.push(c.urgent);
+        self.peer_prod = c.prod;
+        self.free_from = c.cons;
+        self.peer_flags |= c.flags;
+        if c.urgent != self.heard_marks.last().copied().unwrap_or(0) {
+            self.heard_marks.push(c.urgent);
         }
         // What is behind the mark comes when that has been passed.
-        assert!(c.urgent <= to.local.cons || c.prod == c.urgent);
+        assert!(c.urgent <= self.local.cons || c.prod == c.urgent);
         if c.resume {
-            to.post();
+            self.post();
         }
         Ok(())
     }
 
+    /// The link by which this end sends dies. Of the messages under way `arrived` have been carried out, but this end
+    /// doesn't get to know it, and the peer may look at them late.
+    fn fail_over(&mut self, to: &mut End, arrived: usize) {
+        for (at, out) in core::mem::take(&mut self.flight).iter().enumerate() {
+            if at < arrived {
+                self.execute(out, to);
+                to.late.push_back((*out, self.lane));
+            } else if at == arrived {
+                // Only the first half: the writes.
+                self.execute(out, to);
+            }
+        }
+        self.uncompleted.clear();
+        self.lane = 1 - self.lane;
+        let rmb = self.conn.peer().unwrap().rmb;
+        self.conn.fail_over(rmb);
+    }
+
+    fn take_late(&mut self) {
+        if let Some((out, lane)) = self.late.pop_front() {
+            self.take(&out, lane).unwrap();
+        }
+    }
+
     fn complete(&mut self) {
-        if let Some(prod) = self.uncompleted.pop_front() {
-            self.free_from = self.conn.acked(prod);
+        if let Some(mark) = self.uncompleted.pop_front() {
+            self.free_from = self.conn.acked(mark);
         }
     }
 }
@@ -165,6 +206,10 @@ fn pair_with(a: u8, b: u8, mirror_halvings: u32, slot: Option<u32>) -> (End, End
 /// Runs both ends until nothing moves any more.
 fn settle(a: &mut End, b: &mut End) {
     for _ in 0..64 {
+        while !a.late.is_empty() || !b.late.is_empty() {
+            a.take_late();
+            b.take_late();
+        }
         a.post();
         b.post();
         while !a.flight.is_empty() || !b.flight.is_empty() {
@@ -183,11 +228,12 @@ fn settle(a: &mut End, b: &mut End) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the order of writes, reads, messages and completions: every byte arrives, once, in order.
+    /// Whatever the order of writes, reads, messages, completions and failing links: every byte arrives, once, in order.
     #[test]
     fn every_byte_arrives(
         sizes in (0u8..2, 0u8..2, 0u32..2), slot in proptest::option::of(0u32..4096),
-        steps in proptest::collection::vec((0u8..6, any::<bool>(), 0usize..40_000), 1..200),
+        failures in any::<bool>(),
+        steps in proptest::collection::vec((0u8..9, any::<bool>(), 0usize..40_000), 1..200),
     ) {
         let (mut a, mut b) = pair_with(sizes.0, sizes.1, sizes.2, slot);
         for (what, first, n) in steps {
@@ -198,6 +244,8 @@ proptest! {
                 2 => x.post(),
                 3 => x.deliver(y).unwrap(),
                 4 => x.write_urgent(n),
+                5 if failures && n < 20_000 => x.fail_over(y, n % 4),
+                6 => x.take_late(),
                 _ => x.complete(),
             }
         }
@@ -230,7 +278,7 @@ proptest! {
             bytes[1] = 44;
             bytes[2..26].copy_from_slice(&m);
             let m = Cdc::parse(&bytes).unwrap();
-            if let Ok(c) = a.conn.received(&m) {
+            if let Ok(c) = a.conn.received(&m, 0) {
                 prop_assert!(c.prod <= 16384 && c.cons <= a.local.prod && c.urgent <= c.prod);
             }
         }
@@ -330,8 +378,8 @@ fn immediate_data_says_what_a_message_would() {
     assert_eq!(a.flight[0].immediate, None);
     a.deliver(&mut b).unwrap();
     assert_eq!(b.peer_flags, TX_DONE);
-    assert_eq!(b.conn.written(16385, 0), Err(Violation));
-    assert_eq!(a.conn.written(0, 1 << 19), Err(Violation));
+    assert_eq!(b.conn.written(16385, 0, 0), Err(Violation));
+    assert_eq!(a.conn.written(0, 1 << 19, 0), Err(Violation));
     let far = Immediate {
         slot: 0,
         consumed: 1 << 20,
@@ -372,11 +420,66 @@ fn old_and_validating_messages_change_nothing() {
     a.write(10);
     a.post();
     a.deliver(&mut b).unwrap();
-    let c = b.conn.received(&old.cdc).unwrap();
+    let c = b.conn.received(&old.cdc, 0).unwrap();
     assert_eq!((c.prod, c.news), (20, false));
     let mut validation = Cdc { seq: 2, ..old.cdc };
     validation.flags.failover_validation = true;
-    assert!(!b.conn.received(&validation).unwrap().news);
+    assert!(!b.conn.received(&validation, 1).unwrap().news);
+    // One that never came.
+    validation.seq = 3;
+    assert_eq!(b.conn.received(&validation, 1), Err(Violation));
+}
+
+#[test]
+fn what_is_not_acknowledged_is_repeated_on_another_link() {
+    let (mut a, mut b) = pair_with(0, 0, 0, Some(9));
+    a.write(100);
+    a.local.flags |= TX_BLOCKED;
+    a.post();
+    a.deliver(&mut b).unwrap();
+    a.complete();
+    a.write(50);
+    a.post();
+    assert_eq!(a.flight[0].immediate, Some(9 << 20));
+    a.write(20);
+    a.local.flags |= TX_DONE | TX_CLOSED;
+    a.post();
+    a.fail_over(&mut b, 1);
+    a.post();
+    a.post();
+    let [validation, repeat] = [a.flight[0], a.flight[1]];
+    assert!(validation.cdc.flags.failover_validation);
+    assert_eq!((validation.cdc.seq, validation.cdc.token), (1, 2));
+    assert_eq!(validation.writes.map(|w| w.len), [0, 0]);
+    // All that was sent behind the first message, in one with a new number.
+    assert_eq!((repeat.cdc.seq, repeat.immediate), (3, None));
+    assert_eq!((repeat.writes[0].from, repeat.writes[0].len), (100, 70));
+    assert!(repeat.cdc.state.closed);
+    a.post();
+    assert_eq!(a.flight.len(), 2);
+    a.deliver(&mut b).unwrap();
+    a.deliver(&mut b).unwrap();
+    assert_eq!(b.peer_prod, 170);
+    // It is included.
+    b.take_late();
+    assert_eq!(b.peer_prod, 170);
+    b.read(170);
+    assert_eq!(a.sent, b.read);
+}
+
+#[test]
+fn a_peer_that_has_closed_is_written_nothing_again() {
+    let (mut a, mut b) = pair(0, 0, 0);
+    a.write(100);
+    a.post();
+    b.local.flags |= TX_CLOSED;
+    b.post();
+    b.deliver(&mut a).unwrap();
+    a.fail_over(&mut b, 0);
+    a.post();
+    a.post();
+    assert_eq!(a.flight.len(), 2);
+    assert!(a.flight.iter().flat_map(|o| o.writes).all(|w| w.len == 0));
 }
 
 #[test]
@@ -402,7 +505,7 @@ fn a_failover_that_has_lost_a_message_breaks_the_connection() {
     a.deliver(&mut b).unwrap();
     validation.seq += 1;
     validation.flags.failover_validation = true;
-    assert_eq!(b.conn.received(&validation), Err(Violation));
+    assert_eq!(b.conn.received(&validation, 0), Err(Violation));
     b.post();
     assert!(b.flight[0].cdc.state.abort);
 }

@@ -1,4 +1,4 @@
-//! The data path of a link group: one queue pair, the connections on it, and whoever happens to serve them.
+//! The data path of a link group: its queue pairs, the connections on them, and whoever happens to serve them.
 //!
 //! To the stream code a group looks like a peer process on the other side of a shared segment: it takes the
 //! place that such a process has in the connection blocks. What a program thread changes in a block, the group
@@ -15,19 +15,25 @@
 //! **Signal handlers.** A handler that interrupted the lock's holder doesn't get the lock: it leaves its bit, and
 //! the holder finds it. Nothing here allocates, but what the engine does.
 //!
-//! **Ends.** A failed queue pair marks the link dead; all its connections see a reset. The engine buries the group.
+//! **Ends.** When a queue pair fails, and another link works, its connections stand still until the engine has moved
+//! them there ([`Group::fail_over`]). When the last one fails, all connections see a reset. The engine buries the
+//! group.
+
+mod control;
+mod sleep;
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU64, fence};
-use std::sync::Arc;
 
 use super::conn::{Changes, Immediate, Local, Outgoing, Violation};
+use super::pair::{self, Channels, Pair, Pairs};
 use super::state::{Entry, Flight, State};
+use super::{LANES, Lane};
 use crate::bitmap::Bitmap;
 use crate::engine::COUNTERS;
 use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
-use crate::fabric::verbs::{Completion, Event, Failure, Queue, QueuePair, Region, Wake, Write};
+use crate::fabric::verbs::{Completion, Event, Failure, POLL_BATCH, Wake, Write};
 use crate::lock::Lock;
 use crate::node::{self, Link};
 use crate::observe::Reason;
@@ -35,20 +41,13 @@ use crate::stream::Owner;
 use crate::sys::{self, NoCancel};
 use crate::wire::cdc::{self, Cdc};
 
-/// Token of LLC messages' work requests: no flight has this index.
-const LLC: u32 = u32::MAX;
-
-/// A thread that sleeps again within this time takes the engine's watch away. (The clock for it is coarse.)
-const OFTEN_NS: u64 = 10_000_000;
-
 /// See the module comment.
 pub struct Group {
     lock: Lock,
-    state: UnsafeCell<State>,
+    guarded: UnsafeCell<(Pairs, State)>,
     link: &'static Link,
-    qp: Arc<QueuePair>,
-    queue: Arc<Queue>,
-    /// The engine's epoll instance, in which the channel is watched,
+    channels: Channels,
+    /// The engine's epoll instance, in which the channels are watched,
     epfd: i32,
     /// unless a program thread has taken that over.
     watched: AtomicBool,
@@ -62,42 +61,26 @@ pub struct Group {
     urgent: Bitmap,
 }
 
-// SAFETY: `state` is only touched under `lock`; the rest is Sync by itself.
+// SAFETY: `guarded` is only touched under `lock`; the rest is Sync by itself.
 unsafe impl Sync for Group {}
 // SAFETY: as above.
 unsafe impl Send for Group {}
 
 impl Group {
-    /// A group over a queue pair whose completions go to `queue`, for the connections of `link`.
-    pub fn new(
-        link: &'static Link,
-        qp: Arc<QueuePair>,
-        queue: Arc<Queue>,
-        epfd: i32,
-    ) -> Box<Group> {
-        Box::new(Group {
+    /// A group for the connections of `link`, without queue pairs. `epfd`: the engine's.
+    pub fn new(link: &'static Link, epfd: i32) -> sys::Result<Box<Group>> {
+        Ok(Box::new(Group {
             lock: Lock::new(),
-            state: UnsafeCell::new(State::new()),
+            guarded: UnsafeCell::new(([const { None }; LANES], State::new())),
             link,
-            qp,
-            queue,
+            channels: Channels::new()?,
             epfd,
             watched: AtomicBool::new(false),
             watching: Lock::new(),
             dozed: AtomicU64::new(0),
             attention: AtomicBool::new(false),
             urgent: Bitmap::new(),
-        })
-    }
-
-    /// The queue pair.
-    pub fn qp(&self) -> &Arc<QueuePair> {
-        &self.qp
-    }
-
-    /// Its completion queue.
-    pub fn queue(&self) -> &Queue {
-        &self.queue
+        }))
     }
 
     /// The link through which the stream code sees it.
@@ -122,31 +105,29 @@ impl Group {
                 return;
             };
             // SAFETY: under the lock.
-            let state = unsafe { &mut *self.state.get() };
-            self.serve_pending(state);
+            let (pairs, state) = unsafe { &mut *self.guarded.get() };
+            self.serve_pending(pairs, state);
             drop(_g);
             fence(SeqCst);
         }
     }
 
-    fn serve_pending(&self, state: &mut State) {
-        self.link.seg().pending[1].drain(|slot| self.send_due(state, slot));
-        self.make_room(state);
+    fn serve_pending(&self, pairs: &Pairs, state: &mut State) {
+        self.link.seg().pending[1].drain(|slot| self.send_due(pairs, state, slot));
+        self.make_room(pairs, state);
     }
 
     /// Sees to it that connections that wait for a place in the send queue get one, though the thread whose bytes they hold
     /// may never look again: completions that have come make room, and else the next one wakes a watcher.
-    fn make_room(&self, state: &mut State) {
+    fn make_room(&self, pairs: &Pairs, state: &mut State) {
         if !state.stalled.any() {
             return;
         }
-        while state.stalled.any() && state.failure.is_none() && !self.poll_locked(state) {
+        while state.stalled.any() && !state.is_dead() && !self.poll_locked(pairs, state) {
             if core::mem::replace(&mut state.awaits_room, true) {
                 break;
             }
-            if let Err(e) = self.queue.arm(Wake::All) {
-                log::warn!("{e}");
-            }
+            pair::arm(pairs, Wake::All);
         }
         // The caller may hold a stream's lock.
         self.signal_later();
@@ -159,76 +140,22 @@ impl Group {
             return false;
         };
         // SAFETY: under the lock.
-        let state = unsafe { &mut *self.state.get() };
-        let news = self.poll_locked(state);
-        self.make_room(state);
+        let (pairs, state) = unsafe { &mut *self.guarded.get() };
+        let news = self.poll_locked(pairs, state);
+        self.make_room(pairs, state);
         drop(g);
         fence(SeqCst);
         self.serve();
         news
     }
 
-    /// A program thread is about to sleep, and will be woken by the descriptor that this returns. Undo with
-    /// [`Group::wake_up`].
-    pub fn doze(&self) -> i32 {
-        let (fd, now) = (self.queue.fd(), sys::now_coarse_ns());
-        let last = self.dozed.swap(now, Relaxed);
-        // Waking the engine as well costs more than the message did.
-        if now.wrapping_sub(last) < OFTEN_NS
-            && self.watched.load(Relaxed)
-            && let Some(_g) = self.watching.try_lock()
-            && self.watched.swap(false, Relaxed)
-        {
-            let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_DEL, fd, None);
-            // It takes the watch back when threads no longer look; so it must not be asleep for good. Either it is
-            // asleep already, or it finds that it doesn't watch.
-            fence(SeqCst);
-            node::ring_own(node::ENGINE_BELL);
-        }
-        fd
-    }
-
-    /// The channel had something for the sleeper. Who takes the event has to see to it that the next arrival makes another
-    /// one, and this thread may not sleep here again. Where the engine doesn't watch, it looks and arms soon anyway. Where it
-    /// does, it may find the channel empty and sleep on, so it is rung: either it is asleep, or it arms before it is.
-    pub fn wake_up(&self) {
-        let _c = NoCancel::new();
-        match self.queue.clear_event() {
-            Ok(taken) => {
-                if taken && self.watched() {
-                    fence(SeqCst);
-                    node::ring_own(node::ENGINE_BELL);
-                }
-            }
-            Err(e) => log::warn!("{e}"),
-        }
-    }
-
-    /// The engine watches the channel (again). `data`: what its epoll instance reports. Engine.
-    pub fn watch(&self, data: u64) {
-        if let Some(_g) = self.watching.lock()
-            && !self.watched.swap(true, Relaxed)
-        {
-            let ev = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: data,
-            };
-            let _ = sys::epoll_ctl(self.epfd, libc::EPOLL_CTL_ADD, self.queue.fd(), Some(&ev));
-        }
-    }
-
-    /// Whether the engine watches the channel.
-    pub fn watched(&self) -> bool {
-        self.watched.load(SeqCst)
-    }
-
     /// Whether everything is sent and acknowledged, or never will be.
     pub fn is_flushed(&self) -> bool {
         self.look(|state| {
-            state.failure.is_some()
+            state.is_dead()
                 || !self.link.seg().pending[1].any()
                     && !state.stalled.any()
-                    && state.flights.iter().all(|f| f.token == 0)
+                    && state.flights.iter().flatten().all(|f| f.token == 0)
                     && !state.entries.iter().flatten().any(|e| e.conn.withholds())
         })
     }
@@ -238,9 +165,16 @@ impl Group {
         self.look(State::is_empty)
     }
 
-    /// Whether the queue pair is of no use any more.
+    /// Whether no queue pair is of any use any more.
     pub fn is_down(&self) -> bool {
-        self.look(|state| state.failure.is_some())
+        self.look(State::is_dead)
+    }
+
+    /// Whether all that was posted has completed.
+    pub fn is_quiet(&self) -> bool {
+        let outstanding = |pairs: &Pairs| pairs.iter().flatten().any(|p| p.qp.outstanding() != 0);
+        self.with_pairs(|pairs, _| !outstanding(pairs))
+            .unwrap_or(false)
     }
 
     /// False while another thread holds the lock.
@@ -249,7 +183,7 @@ impl Group {
             return false;
         };
         // SAFETY: under the lock.
-        f(unsafe { &*self.state.get() })
+        f(unsafe { &(*self.guarded.get()).1 })
     }
 
     /// Stream offset up to which the peer's host has the bytes of the connection at `slot`, as far as is known.
@@ -266,19 +200,21 @@ impl Group {
             return;
         };
         // SAFETY: under the lock.
-        let state = unsafe { &mut *self.state.get() };
-        self.poll_locked(state);
-        if state.failure.is_none() {
+        let (pairs, state) = unsafe { &mut *self.guarded.get() };
+        self.poll_locked(pairs, state);
+        if !state.is_dead() {
             // Completions of our own messages matter only to whoever waits for them.
             let wake = if state.waits_for_completions() {
                 Wake::All
             } else {
                 Wake::Solicited
             };
-            if let Err(e) = self.queue.arm(wake) {
-                log::warn!("{e}");
+            for pair in pairs.iter().flatten() {
+                if let Err(e) = pair.queue.arm(wake) {
+                    log::warn!("{e}");
+                }
             }
-            self.poll_locked(state);
+            self.poll_locked(pairs, state);
         }
         drop(g);
         fence(SeqCst);
@@ -310,69 +246,129 @@ impl Group {
         }
     }
 
-    fn poll_locked(&self, state: &mut State) -> bool {
+    fn poll_locked(&self, pairs: &Pairs, state: &mut State) -> bool {
         let mut news = false;
-        loop {
-            let found = self.queue.poll(|c| self.completed(state, c));
-            news |= matches!(found, Ok(1..));
-            if !matches!(found, Ok(crate::fabric::verbs::POLL_BATCH)) {
-                break;
-            }
+        for lane in 0..LANES {
+            news |= self.poll_lane(pairs, state, lane);
         }
         if news {
             state.awaits_room = false;
             let mut again = Bitmap::new();
             core::mem::swap(&mut again, &mut state.stalled);
-            again.drain(|slot| self.send_due(state, slot));
+            again.drain(|slot| self.send_due(pairs, state, slot));
         }
         news
     }
 
-    fn completed(&self, state: &mut State, completion: Completion) {
-        match self.qp.complete(completion) {
+    fn poll_lane(&self, pairs: &Pairs, state: &mut State, lane: Lane) -> bool {
+        let Some(pair) = pair::at(pairs, lane) else {
+            return false;
+        };
+        let mut news = false;
+        loop {
+            let found = pair
+                .queue
+                .poll(|c| self.completed(pairs, state, (lane, pair), c));
+            news |= matches!(found, Ok(1..));
+            if !matches!(found, Ok(POLL_BATCH)) {
+                return news;
+            }
+        }
+    }
+
+    fn completed(
+        &self,
+        pairs: &Pairs,
+        state: &mut State,
+        (lane, pair): (Lane, &Pair),
+        completion: Completion,
+    ) {
+        match pair.qp.complete(completion) {
             Some(Event::Received(message)) => {
                 let bytes = message.bytes();
                 if bytes.first() == Some(&cdc::TYPE) {
                     if let Ok(m) = Cdc::parse(bytes) {
-                        self.received(state, &m);
+                        self.received(pairs, state, lane, &m);
                     }
                 } else {
-                    state.deposit(bytes);
+                    state.deposit(lane, bytes);
                     self.call_engine();
                 }
             }
-            Some(Event::Immediate { data, length }) => self.written(state, data, length),
+            Some(Event::Immediate { data, length }) => {
+                self.written(pairs, state, lane, data, length);
+            }
             Some(Event::Sent(index) | Event::Written(index)) => {
-                if let Some(f) = state.flights.get_mut(index as usize) {
+                let flights = state.flights.get_mut(lane);
+                if let Some(f) = flights.and_then(|f| f.get_mut(index as usize)) {
                     let flight = core::mem::take(f);
                     self.acked(state, flight);
                 }
             }
             None => {}
-            Some(Event::Failed(failure, _)) => self.failed(state, failure),
+            Some(Event::Failed(failure, _)) => self.failed(state, lane, failure),
         }
     }
 
-    fn received(&self, state: &mut State, m: &Cdc) {
-        state.counts.cdc_received += 1;
+    fn received(&self, pairs: &Pairs, state: &mut State, lane: Lane, m: &Cdc) {
+        self.note_cdc(state, lane);
+        if m.flags.failover_validation && !state.validating {
+            self.left_by_peer(pairs, state, lane, m.token);
+        }
         let Some((slot, entry)) = state.entry(m.token) else {
             return;
         };
-        let changes = entry.conn.received(m);
-        self.take(state, slot, changes);
+        let changes = entry.conn.received(m, lane);
+        self.take(pairs, state, slot, changes);
     }
 
-    fn written(&self, state: &mut State, data: u32, length: u32) {
+    /// The peer has moved a connection to link `lane`, and says so there.
+    #[cold]
+    fn left_by_peer(&self, pairs: &Pairs, state: &mut State, lane: Lane, token: u32) {
+        // What it knows to be here may lie in the queue of the other link.
+        state.validating = true;
+        for other in (0..LANES).filter(|other| *other != lane) {
+            self.poll_lane(pairs, state, other);
+        }
+        state.validating = false;
+        let from = state.entry(token).map(|(_, e)| e.conn.peer_lane());
+        if let Some(from) = from.filter(|from| *from != lane)
+            && let Some(pair) = pair::at(pairs, from)
+        {
+            // What the peer's device still has to do there would be outdated.
+            if let Err(e) = pair.qp.to_error() {
+                log::debug!("{e}");
+            }
+            // The peer uses the other one: it works, though the engine may not have heard of that.
+            state.up[lane] = state.failures[lane].is_none();
+            self.failed(state, from, Failure::Flushed);
+        }
+    }
+
+    fn note_cdc(&self, state: &mut State, lane: Lane) {
         state.counts.cdc_received += 1;
+        if let Some(heard) = state.heard.get_mut(lane) {
+            *heard += 1;
+        }
+    }
+
+    fn written(&self, pairs: &Pairs, state: &mut State, lane: Lane, data: u32, length: u32) {
+        self.note_cdc(state, lane);
         let i = Immediate::unpack(data);
         if let Some(Some(entry)) = state.entries.get_mut(i.slot as usize) {
-            let changes = entry.conn.written(length, i.consumed);
-            self.take(state, i.slot, changes);
+            let changes = entry.conn.written(length, i.consumed, lane);
+            self.take(pairs, state, i.slot, changes);
         }
     }
 
     /// Carries out what the peer has said about the connection at `slot`.
-    fn take(&self, state: &mut State, slot: u32, changes: Result<Changes, Violation>) {
+    fn take(
+        &self,
+        pairs: &Pairs,
+        state: &mut State,
+        slot: u32,
+        changes: Result<Changes, Violation>,
+    ) {
         let Some(Some(entry)) = state.entries.get(slot as usize) else {
             return;
         };
@@ -381,27 +377,29 @@ impl Group {
                 let over = entry.conn.over();
                 self.publish(slot, &changes);
                 if changes.resume {
-                    self.send_due(state, slot);
+                    self.send_due(pairs, state, slot);
                 }
                 if over {
                     self.end(state, slot);
                 }
             }
             Err(_) => {
-                log::info!(
-                    "link group {}: the peer broke the protocol of connection {slot}",
-                    self.qp.number()
-                );
+                log::info!("the peer broke the protocol of connection {slot} of a link group");
                 match self.link.sock(slot) {
                     Some(s) => s.note(Reason::PeerViolation),
                     None => COUNTERS.count(Reason::PeerViolation),
                 }
-                let flags = &self.link.block(slot).dir[1].tx.flags;
-                flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
-                self.tell_program(slot);
-                self.send_due(state, slot);
+                self.break_off(pairs, state, slot);
             }
         }
+    }
+
+    /// Ends a connection: the program sees a reset, and the peer an abort.
+    fn break_off(&self, pairs: &Pairs, state: &mut State, slot: u32) {
+        let flags = &self.link.block(slot).dir[1].tx.flags;
+        flags.fetch_or(TX_ABORT | TX_CLOSED, SeqCst);
+        self.tell_program(slot);
+        self.send_due(pairs, state, slot);
     }
 
     /// Stores what the peer said into the block.
@@ -440,7 +438,7 @@ impl Group {
         let Some((slot, entry)) = state.entry(f.token) else {
             return;
         };
-        let cons = entry.conn.acked(f.prod);
+        let cons = entry.conn.acked(f.mark);
         let out = &self.link.block(slot).dir[0];
         if out.rx.cons.swap(cons, SeqCst) != cons && out.tx.flags.load(Relaxed) & TX_BLOCKED != 0 {
             self.tell_program(slot);
@@ -462,16 +460,20 @@ impl Group {
     }
 
     /// Sends what is due for the connection at `slot`.
-    fn send_due(&self, state: &mut State, slot: u32) {
-        if state.failure.is_some() {
-            // The connections are reset, whatever the queue pair may still carry: a close would be a lie.
+    fn send_due(&self, pairs: &Pairs, state: &mut State, slot: u32) {
+        if state.is_dead() {
+            // The connections are reset, whatever a queue pair may still carry: a close would be a lie.
             return;
         }
         let Some(Some(entry)) = state.entries.get_mut(slot as usize) else {
             return;
         };
-        let free = state.flights.iter().position(|f| f.token == 0);
-        let (Some(flight), true) = (free, self.qp.has_room()) else {
+        let lane = entry.lane;
+        let free = |flights: &[Flight]| flights.iter().position(|f| f.token == 0);
+        let place = state.flights.get(lane).and_then(|f| free(f));
+        let works = state.failures.get(lane) == Some(&None);
+        let pair = pair::at(pairs, lane).filter(|pair| works && pair.qp.has_room());
+        let (Some(flight), Some(pair)) = (place, pair) else {
             state.stalled.set(slot);
             return;
         };
@@ -491,29 +493,32 @@ impl Group {
             return;
         };
         let over = entry.conn.over();
-        let posted = post(&self.qp, &state.regions, entry, &due, flight as u32);
-        state.flights[flight] = Flight {
+        let posted = post(pair, entry, &due, flight as u32);
+        state.flights[lane][flight] = Flight {
             token: entry.token,
-            prod: due.prod,
+            mark: due.mark,
         };
         state.counts.cdc_sent += 1;
         let written = due.writes.iter().map(|w| u64::from(w.len)).sum::<u64>();
         state.counts.bytes_written += written;
         if !posted {
-            self.failed(state, Failure::LocalProtection);
+            self.failed(state, lane, Failure::LocalProtection);
+        } else if due.cdc.flags.failover_validation {
+            // What it is about follows at once.
+            self.send_due(pairs, state, slot);
         } else if over {
             self.end(state, slot);
         }
     }
 
-    /// The queue pair is broken: all connections are reset.
+    /// The queue pair of a link is broken. If it was the last, all connections are reset.
     #[cold]
-    fn failed(&self, state: &mut State, failure: Failure) {
-        let first = state.failure.is_none();
-        if !state.note_failure(failure) {
+    fn failed(&self, state: &mut State, lane: Lane, failure: Failure) {
+        if !state.note_failure(lane, failure) {
             return;
         }
-        if first {
+        let used = state.up.get_mut(lane).is_some_and(core::mem::take);
+        if used && state.is_dead() {
             self.link.dead.store(true, SeqCst);
             for slot in 0..SLOTS {
                 self.tell_program(slot);
@@ -524,11 +529,15 @@ impl Group {
 
     /// Runs `f` on the state.
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> Option<T> {
+        self.with_pairs(|_, state| f(state))
+    }
+
+    fn with_pairs<T>(&self, f: impl FnOnce(&mut Pairs, &mut State) -> T) -> Option<T> {
         let g = self.lock.lock()?;
         // SAFETY: under the lock.
-        let state = unsafe { &mut *self.state.get() };
-        let r = f(state);
-        self.make_room(state);
+        let (pairs, state) = unsafe { &mut *self.guarded.get() };
+        let r = f(pairs, state);
+        self.make_room(pairs, state);
         drop(g);
         fence(SeqCst);
         self.serve();
@@ -539,45 +548,11 @@ impl Group {
     pub fn take_attention(&self) -> bool {
         self.attention.load(Relaxed) && self.attention.swap(false, SeqCst)
     }
-
-    /// Sends an LLC message. False: the send queue is full. Engine.
-    pub fn send_llc(&self, bytes: &[u8]) -> bool {
-        let sent = self.with(|state| {
-            if state.failure.is_some() {
-                return true;
-            }
-            if !self.qp.has_room() {
-                return false;
-            }
-            if let Err(e) = self.qp.send(&[], bytes, LLC) {
-                log::warn!("LLC message not sent: {e}");
-            }
-            true
-        });
-        sent.unwrap_or(false)
-    }
-
-    /// Sends an abort on each connection. Engine.
-    pub fn abort_all(&self) {
-        self.with(|state| {
-            for slot in 0..SLOTS {
-                if let Some(Some(entry)) = state.entries.get_mut(slot as usize) {
-                    entry.conn.abort();
-                    self.send_due(state, slot);
-                }
-            }
-        });
-    }
-
-    /// Breaks the link: for what the engine finds out. Engine.
-    pub fn fail(&self, failure: Failure) {
-        self.with(|state| self.failed(state, failure));
-    }
 }
 
 /// Posts WRITEs and message in one go. False: the device refused.
-fn post(qp: &QueuePair, regions: &[Region], entry: &Entry, due: &Outgoing, index: u32) -> bool {
-    let Some(region) = regions.get(entry.mirror.0) else {
+fn post(pair: &Pair, entry: &Entry, due: &Outgoing, index: u32) -> bool {
+    let Some(region) = pair.mirror(entry.mirror.0) else {
         return false;
     };
     let Some(peer) = entry.conn.peer() else {
@@ -597,8 +572,8 @@ fn post(qp: &QueuePair, regions: &[Region], entry: &Entry, due: &Outgoing, index
     let writes = [write(a, 0), write(b, 1)];
     let count = pieces.iter().flatten().count();
     let posted = match due.immediate {
-        Some(data) => qp.write_immediate(write(a, 0), data, index),
-        None => qp.send(
+        Some(data) => pair.qp.write_immediate(write(a, 0), data, index),
+        None => pair.qp.send(
             writes.get(..count).unwrap_or(&[]),
             &due.cdc.to_bytes(),
             index,

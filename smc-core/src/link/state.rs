@@ -1,9 +1,10 @@
-//! What the lock of a link group guards: its connections, and what is under way.
+//! What the lock of a link group guards beside the queue pairs: its connections, and what is under way.
 
-use super::conn::Conn;
+use super::conn::{Conn, Mark};
+use super::{LANES, Lane};
 use crate::bitmap::Bitmap;
 use crate::fabric::shm::SLOTS;
-use crate::fabric::verbs::{Failure, MESSAGES, Region};
+use crate::fabric::verbs::{Failure, MESSAGES};
 
 /// Bits of an alert token that are the slot's number; the others count the slot's lives, from 1.
 const SLOT_BITS: u32 = SLOTS.ilog2();
@@ -27,7 +28,11 @@ pub struct Entry {
     pub conn: Conn,
     /// Our alert token.
     pub token: u32,
-    /// Where the mirror lies, once the peer is known: index of its region, and byte offset there.
+    /// The link by which we send.
+    pub lane: Lane,
+    /// Where the peer's element begins in its RMB.
+    pub element: u64,
+    /// Where the mirror lies, once the peer is known: its chunk, and byte offset there.
     pub mirror: (usize, usize),
 }
 
@@ -47,24 +52,30 @@ pub struct Counts {
 pub(super) struct Flight {
     /// Alert token of the connection; 0: free.
     pub(super) token: u32,
-    /// What it announces.
-    pub(super) prod: u64,
+    /// What its completion acknowledges.
+    pub(super) mark: Mark,
 }
 
 /// What the lock guards.
 pub struct State {
     /// By slot. The vector never grows after the group was made.
     pub(super) entries: Vec<Option<Box<Entry>>>,
-    /// Mirrors' memory.
-    pub(super) regions: Vec<Region>,
-    pub(super) flights: [Flight; MESSAGES as usize],
+    /// By link.
+    pub(super) flights: [[Flight; MESSAGES as usize]; LANES],
+    /// Links that connections may use.
+    pub(super) up: [bool; LANES],
+    /// Why queue pairs are broken, if they are.
+    pub(super) failures: [Option<Failure>; LANES],
+    /// CDC messages that have come by each link.
+    pub(super) heard: [u64; LANES],
     /// Connections that have something to send, and no place in the send queue for it.
     pub(super) stalled: Bitmap,
     /// The next completion wakes a watcher for their sake.
     pub(super) awaits_room: bool,
-    /// LLC messages, each after its length (2 bytes, native order).
+    /// LLC messages, each after its link (1 byte) and length (2 bytes, native order).
     pub(super) inbox: Vec<u8>,
-    pub(super) failure: Option<Failure>,
+    /// A message that validates a failover is being looked at: see `Group::received`.
+    pub(super) validating: bool,
     /// Connections that have ended.
     pub(super) ended: Bitmap,
     pub(super) counts: Counts,
@@ -75,12 +86,14 @@ impl State {
     pub(super) fn new() -> State {
         State {
             entries: (0..SLOTS).map(|_| None).collect(),
-            regions: Vec::new(),
-            flights: [Flight::default(); MESSAGES as usize],
+            flights: [[Flight::default(); MESSAGES as usize]; LANES],
+            up: [false; LANES],
+            failures: [None; LANES],
+            heard: [0; LANES],
             stalled: Bitmap::new(),
             awaits_room: false,
             inbox: Vec::with_capacity(INBOX),
-            failure: None,
+            validating: false,
             ended: Bitmap::new(),
             counts: Counts::default(),
         }
@@ -94,39 +107,45 @@ impl State {
     }
 
     pub(super) fn waits_for_completions(&mut self) -> bool {
-        let busy = self.flights.iter().filter(|f| f.token != 0).count();
         let flights = self.flights;
         self.stalled.any()
-            || busy > flights.len() / 2
-            || flights.iter().any(|f| {
-                f.token != 0
-                    && self
-                        .entry(f.token)
-                        .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
+            || flights.iter().any(|flights| {
+                let mut busy = flights.iter().filter(|f| f.token != 0);
+                busy.clone().count() > flights.len() / 2
+                    || busy.any(|f| {
+                        self.entry(f.token)
+                            .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
+                    })
             })
+    }
+
+    /// Whether there is no link left that connections may use.
+    pub(super) fn is_dead(&self) -> bool {
+        !self.up.contains(&true)
     }
 
     /// Keeps an LLC message for the engine. If it is behind by that much, the message is lost, and the peer's timer
     /// takes care of it.
-    pub(super) fn deposit(&mut self, bytes: &[u8]) {
+    pub(super) fn deposit(&mut self, lane: Lane, bytes: &[u8]) {
         let Ok(len) = u16::try_from(bytes.len()) else {
             return;
         };
-        if self.inbox.len() + 2 + bytes.len() <= INBOX {
+        if self.inbox.len() + 3 + bytes.len() <= INBOX {
+            self.inbox.push(lane as u8);
             self.inbox.extend_from_slice(&len.to_ne_bytes());
             self.inbox.extend_from_slice(bytes);
         }
     }
 
     /// Hands over the LLC messages that have come. Engine.
-    pub fn take_llc(&mut self, mut f: impl FnMut(&[u8])) {
+    pub fn take_llc(&mut self, mut f: impl FnMut(Lane, &[u8])) {
         let mut rest = self.inbox.as_slice();
-        while let Some((len, tail)) = rest.split_first_chunk::<2>() {
+        while let Some(([lane, len @ ..], tail)) = rest.split_first_chunk::<3>() {
             let Some((message, tail)) = tail.split_at_checked(u16::from_ne_bytes(*len).into())
             else {
                 break;
             };
-            f(message);
+            f((*lane).into(), message);
             rest = tail;
         }
         self.inbox.clear();
@@ -137,21 +156,30 @@ impl State {
         self.ended.drain(f);
     }
 
-    /// Why the queue pair is broken, if it is. That it was flushed is an answer only until a better one is known.
-    pub fn failure(&self) -> Option<Failure> {
-        self.failure
+    /// Why the queue pair of each link is broken, if it is. That it was flushed is an answer only until a better one is
+    /// known.
+    pub fn failures(&self) -> [Option<Failure>; LANES] {
+        self.failures
     }
 
-    /// Notes that the queue pair is broken. False: nothing is new. A device may report what it flushes before the request
-    /// that failed.
-    pub(super) fn note_failure(&mut self, failure: Failure) -> bool {
-        let known = match self.failure {
+    /// CDC messages that have come by each link.
+    pub fn heard(&self) -> [u64; LANES] {
+        self.heard
+    }
+
+    /// Notes that the queue pair of a link is broken. False: nothing is new. A device may report what it flushes before the
+    /// request that failed.
+    pub(super) fn note_failure(&mut self, lane: Lane, failure: Failure) -> bool {
+        let Some(place) = self.failures.get_mut(lane) else {
+            return false;
+        };
+        let known = match place {
             None => false,
             Some(Failure::Flushed) => failure == Failure::Flushed,
             Some(_) => true,
         };
         if !known {
-            self.failure = Some(failure);
+            *place = Some(failure);
         }
         !known
     }
@@ -159,6 +187,15 @@ impl State {
     /// What the group has done so far.
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// How many connections send by each link.
+    pub fn senders(&self) -> [u32; LANES] {
+        let mut count = [0; LANES];
+        for entry in self.entries.iter().flatten() {
+            count[entry.lane] += 1;
+        }
+        count
     }
 
     /// Enters a connection; its block has been cleared. Engine.
@@ -184,12 +221,12 @@ impl State {
             Some(entry) if entry.conn.awaits_close() => entry.token,
             _ => return false,
         };
-        self.flights.iter().all(|f| f.token != token)
+        self.flights.iter().flatten().all(|f| f.token != token)
     }
 
-    /// How many there are, unless the queue pair is broken: then nothing more comes of them.
+    /// How many there are, unless no link works any more: then nothing more comes of them.
     pub fn open(&self) -> usize {
-        let broken = self.failure.is_some();
+        let broken = self.is_dead();
         self.entries
             .iter()
             .filter(|e| e.is_some() && !broken)
@@ -200,17 +237,6 @@ impl State {
     pub fn is_empty(&self) -> bool {
         self.entries.iter().all(Option::is_none)
     }
-
-    /// Forgets the mirrors' memory. Engine, when nothing is posted any more.
-    pub fn drop_regions(&mut self) {
-        self.regions.clear();
-    }
-
-    /// Adds memory for mirrors; returns its index. Engine.
-    pub fn add_region(&mut self, region: Region) -> usize {
-        self.regions.push(region);
-        self.regions.len() - 1
-    }
 }
 
 #[cfg(test)]
@@ -220,11 +246,11 @@ mod tests {
     #[test]
     fn the_first_failure_that_is_a_cause_counts() {
         let mut state = State::new();
-        assert!(state.note_failure(Failure::Flushed));
-        assert!(!state.note_failure(Failure::Flushed));
-        assert!(state.note_failure(Failure::RemoteAccess));
-        assert!(!state.note_failure(Failure::Flushed));
-        assert!(!state.note_failure(Failure::RetryExceeded));
-        assert_eq!(state.failure(), Some(Failure::RemoteAccess));
+        assert!(state.note_failure(1, Failure::Flushed));
+        assert!(!state.note_failure(1, Failure::Flushed));
+        assert!(state.note_failure(1, Failure::RemoteAccess));
+        assert!(!state.note_failure(1, Failure::Flushed));
+        assert!(!state.note_failure(1, Failure::RetryExceeded));
+        assert_eq!(state.failures(), [None, Some(Failure::RemoteAccess)]);
     }
 }

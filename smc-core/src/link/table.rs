@@ -86,7 +86,7 @@ pub fn linger(end: impl FnOnce()) {
     wait_for_partings();
     end();
     wait_for(LAST_WORDS_NS, |g| {
-        !g.is_empty() || g.is_down() && g.qp().outstanding() == 0
+        !g.is_empty() || g.is_down() && g.is_quiet()
     });
 }
 

@@ -18,6 +18,7 @@ use crate::fabric::verbs::{Choice, Survey, Unusable};
 use crate::observe::Reason;
 use crate::policy::{self, Identity, Policy, Role, SmcR, Tunables};
 use crate::stream::Sock;
+use crate::wire::Gid;
 
 /// For how long a look at the host's RDMA devices holds.
 const SURVEY_TIME: Duration = Duration::from_secs(2);
@@ -112,6 +113,23 @@ impl Remote {
             Some((_, survey)) => survey.choose(local, None),
             None => Err(Unusable::NoDevices),
         }
+    }
+
+    /// The device, port and GID from which the kernel's routes lead to a peer's GID.
+    pub fn device_towards(&self, peer: Gid) -> Result<Choice, Unusable> {
+        // Any port does.
+        let to = SocketAddr::new(peer.ip(), 9);
+        let source = crate::fds::make_private(|_| super::endpoint::route_source(to));
+        self.device(source.ok_or(Unusable::NoGidFor(peer.ip()))?)
+    }
+
+    /// Other ports of this host, for further links beside one at `first`: with a GID of the same address family.
+    pub fn others(&self, first: &Choice) -> Vec<Choice> {
+        // Fills the survey.
+        let _ = self.device(first.gid.ip());
+        let known = self.survey.lock().ok();
+        let survey = known.as_ref().and_then(|known| known.as_ref());
+        survey.map_or_else(Vec::new, |(_, survey)| survey.others(first))
     }
 
     fn any_device(&self) -> Result<(), Unusable> {

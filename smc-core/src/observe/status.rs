@@ -66,11 +66,11 @@ pub struct LinkStatus {
     pub chunks: u32,
 }
 
-/// A link group: what carries SMC-R connections to one process of another host. It has one link, that is one pair of
-/// queue pairs.
+/// A link group: what carries SMC-R connections to one process of another host. It has one link or two; each is a pair
+/// of queue pairs, one on each host.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LinkGroupStatus {
-    /// Names the group within the process, and in its log: the number of the own queue pair.
+    /// Names the group within the process, and in its log: the number of its first queue pair here.
     pub id: u32,
     /// Which side of the TCP connections this process is on.
     pub role: GroupRole,
@@ -82,18 +82,9 @@ pub struct LinkGroupStatus {
     /// What has broken the queue pair, where that was why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Cow<'static, str>>,
-    /// Own RDMA device.
-    pub device: String,
-    /// Port of that, from 1.
-    pub port: u8,
-    /// Own end.
-    pub own: LinkEnd,
-    /// The peer's end, once its CLC message has come.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<LinkEnd>,
-    /// Path MTU in bytes, once the peer's end is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mtu: Option<u32>,
+    /// Its links; of a group that is down, those it had last.
+    #[serde(default)]
+    pub links: Vec<GroupLinkStatus>,
     /// Who the peer is: its system id in CLC, 16 hexadecimal digits.
     pub peer_system_id: String,
     /// Connections on it, those that are being set up included.
@@ -106,13 +97,36 @@ pub struct LinkGroupStatus {
     pub cdc_received: u64,
     /// Payload bytes written into the peer's RMBs.
     pub bytes_written: u64,
-    /// Memory regions of 4 MiB registered for RMBs.
+    /// Pieces of memory of 4 MiB from which RMBs are cut.
     pub rmb_chunks: u32,
-    /// Memory regions of 4 MiB registered for what is sent.
+    /// Memory regions of 4 MiB registered for what is sent, for each link.
     pub send_chunks: u32,
     /// Since when it has had no connection, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_since_unix_ms: Option<u64>,
+}
+
+/// One link of a group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GroupLinkStatus {
+    /// Its number, as the server has given it.
+    pub number: u8,
+    /// Whether connections may use it.
+    pub up: bool,
+    /// Own RDMA device.
+    pub device: String,
+    /// Port of that, from 1.
+    pub port: u8,
+    /// Own end.
+    pub own: LinkEnd,
+    /// The peer's end, once its CLC message has come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<LinkEnd>,
+    /// Path MTU in bytes, once the peer's end is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Connections that send by it.
+    pub connections: u32,
 }
 
 /// One end of a link.
@@ -419,14 +433,19 @@ mod tests {
                 state: GroupState::Confirming,
                 down: None,
                 failure: None,
-                device: "rxe0".into(),
-                port: 1,
-                own: LinkEnd {
-                    gid: "::ffff:10.9.0.1".into(),
-                    qpn: 17,
-                },
-                peer: None,
-                mtu: None,
+                links: vec![GroupLinkStatus {
+                    number: 1,
+                    up: false,
+                    device: "rxe0".into(),
+                    port: 1,
+                    own: LinkEnd {
+                        gid: "::ffff:10.9.0.1".into(),
+                        qpn: 17,
+                    },
+                    peer: None,
+                    mtu: None,
+                    connections: 1,
+                }],
                 peer_system_id: "0000000000000001".into(),
                 connections: 1,
                 max_conns: 0,

@@ -8,7 +8,7 @@ use crate::fabric::mapping;
 use crate::{fds, sys};
 
 /// Names a ring within a link's chunk list: what RDMA calls an RToken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {
     /// Index in the owner's chunk list.
     pub chunk: u32,

@@ -2,8 +2,8 @@
 
 use smc_core::observe::status::{
     Carrier, ConnectionState, ConnectionStatus, CounterValues, DeclineCount, DirectionStatus,
-    Fabric, GroupRole, GroupState, LinkEnd, LinkGroupStatus, LinkStatus, NodeStatus, RdmaEnd,
-    RdmaStatus, ReasonCount, STATUS_QUERY,
+    Fabric, GroupLinkStatus, GroupRole, GroupState, LinkEnd, LinkGroupStatus, LinkStatus,
+    NodeStatus, RdmaEnd, RdmaStatus, ReasonCount, STATUS_QUERY,
 };
 use smc_core::wire::clc::Diagnosis;
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -162,17 +162,29 @@ pub(crate) fn sample_rdma(pid: u32) -> NodeStatus {
         gid: format!("::ffff:10.9.0.{host}"),
         qpn,
     };
+    let link = |number, peer: Option<u32>| GroupLinkStatus {
+        number,
+        up: peer.is_some(),
+        device: "rxe0".into(),
+        port: 1,
+        own: end(1, 17),
+        peer: peer.map(|qpn| end(2, qpn)),
+        mtu: peer.map(|_| 4096),
+        connections: 1,
+    };
+    let second = GroupLinkStatus {
+        device: "rxe1".into(),
+        own: end(11, 17),
+        peer: Some(end(12, 33)),
+        ..link(2, Some(33))
+    };
     let up = LinkGroupStatus {
         id: 17,
         role: GroupRole::Server,
         state: GroupState::Up,
         down: None,
         failure: None,
-        device: "rxe0".into(),
-        port: 1,
-        own: end(1, 17),
-        peer: Some(end(2, 33)),
-        mtu: Some(4096),
+        links: vec![link(1, Some(33))],
         peer_system_id: "0000525400090002".into(),
         connections: 1,
         max_conns: 255,
@@ -189,7 +201,6 @@ pub(crate) fn sample_rdma(pid: u32) -> NodeStatus {
         state: GroupState::Down,
         down: Some("the link failed".into()),
         failure: Some("the peer does not answer".into()),
-        own: end(1, 16),
         connections: 0,
         idle_since_unix_ms: Some(995_000),
         ..up.clone()
@@ -197,14 +208,16 @@ pub(crate) fn sample_rdma(pid: u32) -> NodeStatus {
     let confirming = LinkGroupStatus {
         id: 18,
         state: GroupState::Confirming,
-        own: end(1, 18),
-        peer: None,
-        mtu: None,
+        links: vec![link(1, None)],
         max_conns: 0,
         cdc_sent: 0,
         cdc_received: 0,
         bytes_written: 0,
         ..up.clone()
+    };
+    let up = LinkGroupStatus {
+        links: vec![link(1, Some(33)), second],
+        ..up
     };
     node.link_groups = vec![down, up, confirming];
     node.fallbacks = vec![ReasonCount {

@@ -127,7 +127,7 @@ fn link_groups(out: &mut dyn Write, node: &NodeStatus, now: SystemTime) -> io::R
     }
     let mut table = Table::new(&linkgroup::COLUMNS);
     for group in &node.link_groups {
-        table.row(linkgroup::row(group, now));
+        linkgroup::rows(group, now).for_each(|row| table.row(row));
     }
     writeln!(out)?;
     table.write(out, "  ")
@@ -331,14 +331,15 @@ it yet.
         assert_eq!(
             text,
             "
-  GROUP  ROLE    STATE       DEVICE  PORT   MTU  GID              PEER GID         PEER QPN  \
+  GROUP  ROLE    STATE       LINK  DEVICE  PORT   MTU  GID               PEER GID          PEER QPN  \
 PEER ID           CONNECTIONS  CDC OUT  CDC IN  WRITTEN  CHUNKS
-     16  client  down        rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+     16  client  down           1  rxe0       1  4096  ::ffff:10.9.0.1   ::ffff:10.9.0.2         33  \
 0000525400090002        0/255       12      11       3M     1+1  the link failed: the peer does not \
 answer
-     17  server  up          rxe0       1  4096  ::ffff:10.9.0.1  ::ffff:10.9.0.2        33  \
+     17  server  up             1  rxe0       1  4096  ::ffff:10.9.0.1   ::ffff:10.9.0.2         33  \
 0000525400090002        1/255       12      11       3M     1+1
-     18  server  confirming  rxe0       1     -  ::ffff:10.9.0.1  -                       -  \
+                                2  rxe1       1  4096  ::ffff:10.9.0.11  ::ffff:10.9.0.12        33
+     18  server  confirming     1  rxe0       1     -  ::ffff:10.9.0.1   -                        -  \
 0000525400090002            1        0       0        0     1+1
 
   FD  LOCAL          PEER            STATE        FABRIC  TX   BY TCP  BY RMB   RMB  FILL  RX   \

@@ -1,27 +1,26 @@
 //! What connections use of a link group: slots, RMBs and mirrors.
 //!
-//! Buffers are cut from chunks of 4 MiB, each registered once as a memory region of this group's: RMBs from
-//! chunks that the peer may write, mirrors (what is sent is written there first) from chunks that it may not.
-//! All RMBs of a chunk share its rkey, so an RMB is not taken back by DELETE RKEY when its connection ends: it
-//! stays known to the peer, and is used for the next connection.
+//! Buffers are cut from chunks of 4 MiB, and registered for each link: RMBs one by one, mirrors (what is sent is
+//! written there first) by the chunk. An RMB is not taken back by DELETE RKEY when its connection ends: it stays known
+//! to the peer, and is used for the next connection.
 
-use core::ptr::NonNull;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::super::peer::reset_block;
 use super::super::tasks::Refusal;
 use super::LinkGroup;
-use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED};
-use crate::fabric::verbs::{self, Access, Region};
+use crate::fabric::shm::{SLOTS, TX_BLOCKED};
+use crate::fabric::verbs;
 use crate::link::conn::{self, Conn};
-use crate::link::llc::Llc;
+use crate::link::rtoken::Rtokens;
 use crate::link::state::{self, Entry};
+use crate::link::{LANES, Lane};
 use crate::ring::pool::Token;
 use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
 use crate::wire::clc::{ConnEnd, Diagnosis};
-use crate::wire::{Mac, Mtu, RmbSize, Rtoken};
+use crate::wire::{RmbSize, Rtoken};
 
 /// How long the peer may take to close a connection that we have closed, as long as TCP waits for a FIN then. A peer
 /// that knows of our close writes nothing more into the RMB.
@@ -32,8 +31,12 @@ const CLOSE_LOOKS: u32 = 12;
 /// What one connection uses.
 pub(super) struct Buffers {
     pub(super) rmb: Token,
+    /// The RTokens of that.
+    pub(super) tokens: Rtokens,
     mirror: Option<Token>,
-    /// What CLC says of our end.
+    /// The link that CLC speaks of.
+    lane: Lane,
+    /// What it says of our end.
     pub(super) end: ConnEnd,
     /// The group was made for this connection.
     pub(super) first: bool,
@@ -42,56 +45,48 @@ pub(super) struct Buffers {
 }
 
 impl LinkGroup {
-    /// Whether one more connection may use it.
-    pub(in crate::engine) fn has_room(&self) -> bool {
-        self.down.is_none()
-            && self.llc.as_ref().is_some_and(Llc::is_up)
-            && self.slots.len() < usize::from(self.max_conns)
+    /// What can't be had of the host.
+    pub(super) fn shortage(&self, operation: &'static str, errno: sys::Errno) -> verbs::Error {
+        match self.ports.iter().flatten().next() {
+            Some(port) => port.error(operation, errno),
+            None => verbs::Error::new(operation, verbs::Object::QueuePair(self.id), errno),
+        }
     }
 
-    /// Connections on it, those included that are being set up or closed.
-    pub(in crate::engine) fn connections(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// What CLC says of our end of a connection.
-    pub(in crate::engine) fn end(&self, slot: u32) -> Option<ConnEnd> {
-        self.slots.get(&slot).map(|b| b.end)
-    }
-
-    /// Takes slot and RMB for a connection. Returns the slot, and what CLC says of our end.
+    /// Takes slot and RMB for a connection on a link. Returns the slot, and what CLC says of our end.
     pub(in crate::engine) fn prepare(
         &mut self,
         size: u32,
-        mtu: Mtu,
+        lane: Lane,
     ) -> verbs::Result<(u32, ConnEnd)> {
-        let no_room = |errno| verbs::Error::of("slots", self.domain.context(), errno);
         let slot = (0..SLOTS)
             .find(|slot| !self.slots.contains_key(slot))
-            .ok_or_else(|| no_room(sys::Errno::ENOSPC))?;
-        let (rmb, new) = self.rmbs.alloc(size_class(size)).map_err(no_room)?;
+            .ok_or_else(|| self.shortage("slots", sys::Errno::ENOSPC))?;
+        let (rmb, new) = self
+            .rmbs
+            .alloc(size_class(size))
+            .map_err(|errno| self.shortage("RMB", errno))?;
         if let Some(new) = new {
             crate::fds::close_private(new.fd);
-            let registered = self.register(rmb.ring, rmb.token, Access::Remote);
-            let region = registered.inspect_err(|_| self.rmbs.free(rmb.token))?;
-            self.rmb_regions.push(region);
         }
-        let size = RmbSize::from_bytes(rmb.token.size);
-        let region = self.rmb_regions.get(rmb.token.chunk as usize);
-        let (Some(size), Some(region)) = (size, region) else {
-            return Err(no_room(sys::Errno::EINVAL));
+        let named = self.tokens(rmb.token, rmb.ring).and_then(|tokens| {
+            match (self.port(lane), tokens[lane]) {
+                (Some(port), Some(token)) => Ok((tokens, port.end(), token)),
+                _ => Err(self.shortage("link", sys::Errno::ENOENT)),
+            }
+        });
+        let (tokens, own, rtoken) = named.inspect_err(|_| self.rmbs.free(rmb.token))?;
+        let Some(size) = RmbSize::from_bytes(rmb.token.size) else {
+            return Err(self.shortage("RMB", sys::Errno::EINVAL));
         };
         self.life += 1;
         let end = ConnEnd {
-            gid: self.device.gid,
-            mac: Mac(self.device.mac),
-            qpn: self.qpn(),
-            psn: self.psn,
-            mtu,
-            rtoken: Rtoken {
-                rkey: region.rkey(),
-                addr: region.address() + u64::from(rmb.token.offset),
-            },
+            gid: own.end.gid,
+            mac: own.end.mac,
+            qpn: own.end.qpn,
+            psn: own.psn,
+            mtu: own.mtu,
+            rtoken,
             rmb_size: size,
             rmb_index: 1,
             alert_token: state::token(slot, self.life),
@@ -102,8 +97,10 @@ impl LinkGroup {
         out.rx.notify.store(1, Relaxed);
         inc.tx.flags.store(TX_BLOCKED, Relaxed);
         let entry = Entry {
-            conn: Conn::new(size),
+            conn: Conn::new(size, lane),
             token: end.alert_token,
+            lane,
+            element: 0,
             mirror: (0, 0),
         };
         self.group.with(|s| s.insert(slot, entry));
@@ -111,7 +108,9 @@ impl LinkGroup {
             slot,
             Buffers {
                 rmb: rmb.token,
+                tokens,
                 mirror: None,
+                lane,
                 end,
                 first: self.llc.is_none(),
                 closed: None,
@@ -123,21 +122,16 @@ impl LinkGroup {
         Ok((slot, end))
     }
 
-    fn register(&self, ring: Ring, token: Token, access: Access) -> verbs::Result<Region> {
-        let (at, _) = ring.span(0, 1);
-        // SAFETY: the chunk begins `offset` bytes before its ring, and stays mapped until the group is
-        // buried, which drops the regions first.
-        unsafe {
-            let base = NonNull::new_unchecked(at.sub(token.offset as usize));
-            Region::register(&self.domain, base, CHUNK as usize, access)
+    /// The RTokens of an RMB on all links.
+    pub(super) fn tokens(&mut self, rmb: Token, ring: Ring) -> verbs::Result<Rtokens> {
+        let mut tokens = [None; LANES];
+        for (token, port) in tokens.iter_mut().zip(&mut self.ports) {
+            if let Some(port) = port {
+                // SAFETY: the pool gave them together, and is retired after the ports are dropped.
+                *token = Some(unsafe { port.rmb(ring, rmb) }?);
+            }
         }
-    }
-
-    /// The peer knows the RMB: CLC has told it.
-    pub(in crate::engine) fn announced(&mut self, rtoken: Rtoken) {
-        if !self.known.contains(&rtoken) {
-            self.known.push(rtoken);
-        }
+        Ok(tokens)
     }
 
     /// The peer's end of a connection is known. Returns the rings for the stream.
@@ -146,47 +140,51 @@ impl LinkGroup {
         slot: u32,
         peer: &ConnEnd,
     ) -> Result<(Ring, Ring), Refusal> {
-        let no_memory = |errno| verbs::Error::of("mirror", self.domain.context(), errno);
-        let addr = peer
-            .rmb_addr()
-            .ok_or_else(|| no_memory(sys::Errno::EINVAL))?;
+        let element = peer.rmb_addr().map(|addr| addr - peer.rtoken.addr);
+        let lane = self.slots.get(&slot).map(|b| b.lane);
+        let (Some(element), Some(lane)) = (element, lane) else {
+            return Err(self.shortage("connection", sys::Errno::EINVAL).into());
+        };
+        // The link of the negotiation may be gone again.
+        let at = self.group.with(|s| s.get(slot).map(|e| e.lane)).flatten();
+        let at = at.unwrap_or(lane);
+        let mut rmb = Some(peer.rtoken);
+        if let Some(llc) = &mut self.llc {
+            let mut tokens = [None; LANES];
+            tokens[lane] = rmb;
+            llc.add_rtoken(tokens)
+                .map_err(|_| Refusal::Decline(Diagnosis::ErrRtok))?;
+            let known = llc.rtokens().get(lane, peer.rtoken.rkey);
+            if at != lane {
+                rmb = known.and_then(|tokens| tokens[at]);
+            }
+        }
+        let rmb = rmb.ok_or_else(|| self.shortage("RToken", sys::Errno::ENOENT))?;
         let mirror_size = peer.rmb_size.bytes().clamp(MIN_SIZE, CHUNK);
         let (mirror, new) = self
             .mirrors
             .alloc(size_class(mirror_size))
-            .map_err(no_memory)?;
+            .map_err(|errno| self.shortage("mirror", errno))?;
         if let Some(new) = new {
             crate::fds::close_private(new.fd);
-            let region = self.register(mirror.ring, mirror.token, Access::Local)?;
-            let index = self.group.with(|s| s.add_region(region));
-            self.mirror_regions
-                .push(index.ok_or_else(|| no_memory(sys::Errno::EDEADLK))?);
         }
-        let region = self
-            .mirror_regions
-            .get(mirror.token.chunk as usize)
-            .copied();
+        self.register_mirror(mirror.token, mirror.ring)
+            .inspect_err(|_| self.mirrors.free(mirror.token))?;
         let rx = self.slots.get_mut(&slot).and_then(|b| {
             b.mirror = Some(mirror.token);
             self.rmbs.ring(b.rmb)
         });
-        let (Some(region), Some(rx)) = (region, rx) else {
-            return Err(no_memory(sys::Errno::EINVAL).into());
-        };
-        let rtoken = Rtoken {
-            addr,
-            ..peer.rtoken
-        };
-        if let Some(llc) = &mut self.llc {
-            llc.add_rtoken(rtoken)
-                .map_err(|_| Refusal::Decline(Diagnosis::ErrRtok))?;
-        }
+        let rx = rx.ok_or_else(|| self.shortage("RMB", sys::Errno::EINVAL))?;
         self.group.with(|s| {
             if let Some(entry) = s.get(slot) {
-                entry.mirror = (region, mirror.token.offset as usize);
+                entry.element = element;
+                entry.mirror = (mirror.token.chunk as usize, mirror.token.offset as usize);
                 entry.conn.connect(conn::Peer {
                     token: peer.alert_token,
-                    rmb: rtoken,
+                    rmb: Rtoken {
+                        addr: rmb.addr.wrapping_add(element),
+                        ..rmb
+                    },
                     size: peer.rmb_size,
                     mirror_size: mirror.token.size,
                     slot: self.immediate.then(|| state::slot(peer.alert_token)),
@@ -196,20 +194,18 @@ impl LinkGroup {
         Ok((mirror.ring, rx))
     }
 
-    /// The stream that a connection was made for is gone: the connection is closed.
-    pub(in crate::engine) fn abandon(&mut self, slot: u32) {
-        let out = &self.link.block(slot).dir[0];
-        out.tx.flags.fetch_or(TX_CLOSED | TX_ABORT, SeqCst);
-        self.group.kick(slot);
-    }
-
-    /// The peer will say nothing more about a connection.
-    pub(in crate::engine) fn lost(&self, slot: u32) {
-        self.group.with(|s| {
-            if let Some(entry) = s.get(slot) {
-                entry.conn.lost();
+    /// Registers the chunk of a mirror for all links.
+    pub(super) fn register_mirror(&self, mirror: Token, ring: Ring) -> verbs::Result<()> {
+        for (lane, port) in self.ports.iter().enumerate() {
+            if let Some(port) = port
+                && !self.group.has_mirrors(lane, mirror.chunk)
+            {
+                // SAFETY: the pool gave them together, and is retired after the group's queue pairs are gone.
+                let region = unsafe { port.mirrors(ring, mirror) }?;
+                self.group.add_mirrors(lane, mirror.chunk, region);
             }
-        });
+        }
+        Ok(())
     }
 
     /// Gives up connections that the peer doesn't close: what it says of them later is of nobody's. The engine is not woken

@@ -3,27 +3,41 @@
 use std::time::SystemTime;
 
 use super::LinkGroup;
-use crate::fabric::verbs;
+use crate::fabric::verbs::Failure;
 use crate::link::llc::{Llc, Role};
 use crate::observe::status::{
-    GroupRole, GroupState, LinkEnd, LinkGroupStatus, RdmaEnd, RdmaStatus,
+    GroupLinkStatus, GroupRole, GroupState, LinkEnd, LinkGroupStatus, RdmaEnd, RdmaStatus,
 };
 use crate::wire::{Gid, Qpn, Rtoken};
 
 impl LinkGroup {
     /// What the status document says of it.
     pub(in crate::engine) fn status(&self) -> LinkGroupStatus {
-        let (counts, failure) = self
-            .group
-            .with(|s| (s.counts(), s.failure()))
-            .unwrap_or_default();
+        let of_state = self.group.with(|s| (s.counts(), s.failures(), s.senders()));
+        let (counts, failures, senders) = of_state.unwrap_or_default();
         let end = |gid: Gid, qpn: Qpn| LinkEnd {
             gid: gid.to_string(),
             qpn: qpn.get(),
         };
+        let ports = self.ports.iter().zip(senders).enumerate();
+        let links = ports.filter_map(|(lane, (port, connections))| {
+            let port = port.as_ref()?;
+            let known = self.llc.as_ref().and_then(|llc| llc.link(lane));
+            let (number, up) = known.unwrap_or((0, false));
+            Some(GroupLinkStatus {
+                number,
+                up,
+                device: port.choice.device.clone(),
+                port: port.choice.port,
+                own: end(port.choice.gid, port.qpn()),
+                peer: port.remote.map(|r| end(r.gid, r.qpn)),
+                mtu: port.remote.map(|r| r.mtu.bytes()),
+                connections,
+            })
+        });
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         LinkGroupStatus {
-            id: self.qpn().get(),
+            id: self.id,
             role: match self.role {
                 Role::Client => GroupRole::Client,
                 Role::Server => GroupRole::Server,
@@ -35,23 +49,21 @@ impl LinkGroup {
                 _ => GroupState::Confirming,
             },
             down: self.down.map(|why| why.to_string().into()),
-            // An end for another reason breaks the queue pair, too.
-            failure: failure
-                .filter(|f| *f != verbs::Failure::Flushed)
+            // An end for another reason breaks the queue pairs, too.
+            failure: failures
+                .into_iter()
+                .flatten()
+                .find(|f| self.down.is_some() && *f != Failure::Flushed)
                 .map(|f| f.to_string().into()),
-            device: self.device.device.clone(),
-            port: self.device.port,
-            own: end(self.device.gid, self.qpn()),
-            peer: self.remote.map(|r| end(r.gid, r.qpn)),
-            mtu: self.remote.map(|r| r.mtu.bytes()),
-            peer_system_id: self.remote.map_or(self.peer, |r| r.system_id).to_string(),
+            links: links.collect(),
+            peer_system_id: self.peer_name.to_string(),
             connections: count(self.slots.len()),
             max_conns: self.max_conns.into(),
             cdc_sent: counts.cdc_sent,
             cdc_received: counts.cdc_received,
             bytes_written: counts.bytes_written,
-            rmb_chunks: count(self.rmb_regions.len()),
-            send_chunks: count(self.mirror_regions.len()),
+            rmb_chunks: count(self.rmbs.chunks()),
+            send_chunks: count(self.mirrors.chunks()),
             idle_since_unix_ms: self
                 .llc
                 .as_ref()
@@ -72,7 +84,7 @@ impl LinkGroup {
         };
         let peer = self.group.with(|s| s.get(slot)?.conn.peer().copied());
         Some(RdmaStatus {
-            link_group: self.qpn().get(),
+            link_group: self.id,
             slot,
             first_contact: b.first,
             own: end(b.end.alert_token, b.end.rtoken),

@@ -141,6 +141,24 @@ impl Survey {
         }
     }
 
+    /// At each usable port but that of `first`, the first GID of the same address family.
+    pub fn others(&self, first: &Choice) -> Vec<Choice> {
+        let wanted = |entry: &GidEntry| {
+            entry.gid.ip().is_ipv4() == first.gid.ip().is_ipv4() && !entry.gid.is_link_local()
+        };
+        let ports = self
+            .devices
+            .iter()
+            .flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+        ports
+            .filter(|(device, port)| (&device.name, port.number) != (&first.device, first.port))
+            .filter_map(|(device, port)| {
+                let mut entries = port.gids.iter().filter(|entry| wanted(entry));
+                entries.find_map(|entry| choice(device, port, entry).ok())
+            })
+            .collect()
+    }
+
     /// The first usable of the wanted entries; else why the first of them isn't.
     fn first(&self, wanted: impl Fn(&GidEntry) -> bool) -> Option<Result<Choice, Unusable>> {
         let mut refused = None;

@@ -54,7 +54,7 @@ impl Error {
         Error::new(operation, context.object(), errno)
     }
 
-    pub(super) fn new(operation: &'static str, object: Object, errno: Errno) -> Error {
+    pub(crate) fn new(operation: &'static str, object: Object, errno: Errno) -> Error {
         Error {
             operation,
             object,

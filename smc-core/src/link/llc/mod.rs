@@ -1,24 +1,24 @@
-//! State machine of a link group with one link: the LLC part of SMC-R as Linux speaks it (RFC 7609).
+//! State machine of a link group: the LLC part of SMC-R as Linux speaks it (RFC 7609).
 //!
-//! The driver owns the queue pair. It passes received messages, the time and its wishes to an [`Llc`], does the
+//! The driver owns the queue pairs. It passes received messages, the time and its wishes to an [`Llc`], does the
 //! [`Action`]s that [`Llc::poll`] returns, and calls [`Llc::handle_timeout`] when [`Llc::next_timeout`] has come.
 //!
 //! ```text
 //!              CONFIRM LINK done          own "delete all links" (unused for long)
 //! Confirming ────────────────────▶ Up ───────────────────────────────────────────▶ Closing
 //!     │                            │                                                  │
-//!     │ no or wrong answer         │ test unanswered, link failed, deleted            │ peer's answer, or 2 s
+//!     │ no or wrong answer         │ last link: test unanswered, failed, deleted      │ peer's answer, or 2 s
 //!     └──────────────────────────▶ Down ◀─────────────────────────────────────────────┘
 //! ```
 //!
-//! A second link is never added: a proposed one is refused, and as server this side proposes none. Both roles should
-//! therefore negotiate max_links 1 in CLC. With more a Linux client waits 3 s for a proposal, and a Linux server makes
-//! one and holds its data back until it is refused.
+//! A group that may have two links gets the second one when the first is confirmed: see [`links`]. What concerns the group
+//! goes by whichever link works.
 //!
-//! Flows: own requests about RMBs go one after the other, and each waits at most 20 s for its turn. A peer's request
-//! to add or delete a link waits for the end of the running flow; a second one is dropped, and so are responses that
-//! nobody waits for. All other requests are answered at once.
+//! Flows: own requests about RMBs go one after the other, not while a link is being added, and each waits at most 20 s
+//! for its turn. A peer's request to add or delete a link waits for the end of the running flow; a second one is
+//! dropped, and so are responses that nobody waits for. All other requests are answered at once.
 
+mod links;
 mod receive;
 mod rkey;
 #[cfg(test)]
@@ -27,14 +27,17 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::rtoken::{Full, RtokenTable};
+use super::rtoken::{Full, RtokenTable, Rtokens};
+use super::{LANES, Lane};
 use crate::wire::llc::{
-    self, Body, ConfirmLink, DeleteLink, DeleteReason, Message, TestLink, Version,
+    Body, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey, LinkRtoken, Message,
+    Rkeys, TestLink, Version,
 };
-use crate::wire::{Gid, Mac, Qpn, Rtoken};
+use links::{Adding, Link};
 use receive::Delayed;
 use rkey::{Request, RkeyFlows};
 
+pub use links::{End, LINK_TIME, NewEnd};
 pub use rkey::RkeyError;
 
 /// How long a request may stay unanswered.
@@ -51,6 +54,8 @@ pub const CLIENT_IDLE_TIME: Duration = Duration::from_secs(610);
 /// Requests of the peer are dropped while so many actions wait to be polled, so that a peer which asks faster than
 /// the driver can answer doesn't fill our memory.
 const MAX_WAITING: usize = 64;
+/// Place of the first link.
+const FIRST: Lane = 0;
 /// Number of a server's first link.
 const FIRST_LINK: u8 = 1;
 
@@ -80,13 +85,9 @@ pub struct Config {
     pub role: Role,
     /// Form of own requests: that of the CLC messages which made the group.
     pub version: Version,
-    /// Own port.
-    pub mac: Mac,
-    /// Own GID.
-    pub gid: Gid,
-    /// Own queue pair.
-    pub qpn: Qpn,
-    /// Server: name of the link for diagnosis.
+    /// Own end of the first link.
+    pub end: End,
+    /// Server: name of the first link for diagnosis; the others' follow.
     pub link_uid: u32,
     /// Negotiated limit of links.
     pub max_links: u8,
@@ -99,25 +100,49 @@ pub struct Config {
 }
 
 /// What the driver has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Client: bring the queue pair from RTR to RTS.
-    ReadyToSend,
+    /// Client: bring the link's queue pair from RTR to RTS.
+    ReadyToSend(Lane),
     /// Send this message on the link, after those before it.
-    Send([u8; llc::LEN]),
-    /// The link works: connections may use the group.
+    Send(Lane, Vec<u8>),
+    /// The first link works: connections may use the group.
     Established,
+    /// Server: make a queue pair for one more link, with receives posted, then call [`Llc::offer_link`]. If there is
+    /// no device for it, [`Llc::refuse_link`].
+    OfferLink(Lane),
+    /// Client: make a queue pair for one more link, up to RTR, then call [`Llc::accept_link`]. If there is no way to
+    /// the peer's end but the one that the group has, [`Llc::refuse_link`].
+    AnswerLink {
+        /// Place of the link.
+        lane: Lane,
+        /// The server's end.
+        peer: NewEnd,
+    },
+    /// Server: connect the queue pair of the link to the client's end, up to RTS, then call
+    /// [`Llc::link_connected`]. If that fails, [`Llc::link_failed`].
+    ConnectLink {
+        /// Place of the link.
+        lane: Lane,
+        /// The client's end.
+        peer: NewEnd,
+    },
+    /// The new link works: connections may use it.
+    LinkUp(Lane),
+    /// The link is no more, or came to nothing, but another one works: move its connections there, and drop the
+    /// queue pair.
+    DropLink(Lane),
     /// [`Llc::confirm_rkey`] has come to an end.
     ConfirmRkeyDone {
         /// The RMB.
-        token: Rtoken,
+        tokens: Rtokens,
         /// Whether the peer may be expected to know it.
         result: Result<(), RkeyError>,
     },
     /// [`Llc::delete_rkey`] has come to an end: answered, or given up.
     DeleteRkeyDone {
         /// The RMB.
-        rkey: u32,
+        tokens: Rtokens,
     },
     /// Send a CDC message with the abort flag on each connection.
     AbortConnections,
@@ -174,21 +199,20 @@ enum State {
 pub struct Llc {
     config: Config,
     state: State,
-    /// Number of the link; the client learns it from CONFIRM LINK.
-    link: u8,
-    /// The queue pair takes requests: a client's does from CONFIRM LINK on. Before, nothing is said on it.
-    ready: bool,
+    links: [Option<Link>; LANES],
+    /// The link that is being added, and until when the next step has to be done.
+    adding: Option<(Lane, Adding, Instant)>,
+    /// Client: the server is to propose a second link after the first one.
+    awaits_offer: bool,
+    /// Server: number of the last link that was proposed.
+    last_number: u8,
     /// RMBs of the peer.
     rtokens: RtokenTable,
     /// Own CONFIRM RKEY and DELETE RKEY requests.
     rkeys: RkeyFlows,
     /// A request of the peer that waits for the end of the running flow.
     delayed: Option<Delayed>,
-    /// When something was last received on the link.
-    heard: Instant,
-    /// Until when TEST LINK has to be answered.
-    test_until: Option<Instant>,
-    /// That is because the peer has reset a TCP connection.
+    /// A link is tested because the peer has reset a TCP connection.
     doubted: bool,
     /// Since when the group has had no connection.
     idle_since: Option<Instant>,
@@ -208,19 +232,29 @@ impl Llc {
         let mut llc = Llc {
             config,
             state: State::Confirming { until: now + wait },
-            link: FIRST_LINK,
-            ready: config.role == Role::Server,
+            // A client learns the number from CONFIRM LINK; its queue pair can't send before.
+            links: [const { None }; LANES],
+            adding: None,
+            awaits_offer: false,
+            last_number: FIRST_LINK,
             rtokens: RtokenTable::default(),
             rkeys: RkeyFlows::default(),
             delayed: None,
-            heard: now,
-            test_until: None,
             doubted: false,
             idle_since: None,
             actions: VecDeque::new(),
         };
-        if config.role == Role::Server {
-            llc.request(Body::ConfirmLink(llc.confirm_link(false, config.link_uid)));
+        let server = config.role == Role::Server;
+        llc.links[FIRST] = Some(Link {
+            number: FIRST_LINK,
+            own: config.end,
+            ready: server,
+            up: false,
+            heard: now,
+            test_until: None,
+        });
+        if server && let Some(body) = llc.confirm_link(FIRST, false, config.link_uid) {
+            llc.request(body);
         }
         llc
     }
@@ -245,9 +279,10 @@ impl Llc {
         self.idle_since
     }
 
-    /// Number of the link, as DELETE LINK names it.
-    pub fn link(&self) -> u8 {
-        self.link
+    /// Number of a link, as DELETE LINK names it, and whether it works.
+    pub fn link(&self, lane: Lane) -> Option<(u8, bool)> {
+        let link = self.links.get(lane)?.as_ref()?;
+        Some((link.number, link.up))
     }
 
     /// The peer's RMBs.
@@ -259,24 +294,24 @@ impl Llc {
     ///
     /// # Errors
     /// [`Full`]: decline with ERR_RTOK.
-    pub fn add_rtoken(&mut self, token: Rtoken) -> Result<(), Full> {
-        self.rtokens.insert(token)
+    pub fn add_rtoken(&mut self, tokens: Rtokens) -> Result<(), Full> {
+        self.rtokens.insert(tokens)
     }
 
     /// Announces an own RMB to the peer: on subsequent contact, the server before its Accept, the client before its
     /// Confirm. [`Action::ConfirmRkeyDone`] follows.
-    pub fn confirm_rkey(&mut self, token: Rtoken, now: Instant) {
-        self.local(Request::Confirm(token), now);
+    pub fn confirm_rkey(&mut self, tokens: Rtokens, now: Instant) {
+        self.local(Request::Confirm(tokens), now);
     }
 
     /// Whether the announcement of this RMB still waits for its turn.
-    pub fn rkey_waits(&self, token: Rtoken) -> bool {
-        self.rkeys.waits(Request::Confirm(token))
+    pub fn rkey_waits(&self, tokens: Rtokens) -> bool {
+        self.rkeys.waits(Request::Confirm(tokens))
     }
 
     /// Takes an own RMB back after both sides have closed the connection. [`Action::DeleteRkeyDone`] follows.
-    pub fn delete_rkey(&mut self, rkey: u32, now: Instant) {
-        self.local(Request::Delete(rkey), now);
+    pub fn delete_rkey(&mut self, tokens: Rtokens, now: Instant) {
+        self.local(Request::Delete(tokens), now);
     }
 
     fn local(&mut self, request: Request, now: Instant) {
@@ -299,31 +334,30 @@ impl Llc {
     }
 
     /// Notes that something other than an LLC message was received on the link: it is alive.
-    pub fn note_received(&mut self, now: Instant) {
-        self.heard = self.heard.max(now);
-        self.test_until = None;
+    pub fn note_received(&mut self, lane: Lane, now: Instant) {
+        if let Some(link) = self.links.get_mut(lane).and_then(Option::as_mut) {
+            link.heard = link.heard.max(now);
+            link.test_until = None;
+        }
     }
 
-    /// Tests the link at once: the peer has reset a TCP connection, as it does when it has given the group up and can't say
-    /// so on the link.
+    /// Tests the links at once: the peer has reset a TCP connection, as it does when it has given the group up and can't
+    /// say so on a link.
     pub fn doubt(&mut self, now: Instant) {
         if !self.is_up() {
             return;
         }
-        if self.test_until.is_none() {
-            self.test(now);
+        for lane in 0..LANES {
+            if self.test_end(lane).is_none() {
+                self.test(lane, now);
+            }
         }
         self.doubted = true;
     }
 
-    /// Whether that test is still to be answered: until then nobody knows whether a new connection may use the group.
+    /// Whether such a test is still to be answered: until then nobody knows whether a new connection may use the group.
     pub fn in_doubt(&self) -> bool {
-        self.is_up() && self.doubted && self.test_until.is_some()
-    }
-
-    /// Ends the group because the link no longer carries anything: completion with an error, port down, device gone.
-    pub fn link_failed(&mut self) {
-        self.down(Down::LinkFailed);
+        self.is_up() && self.doubted && (0..LANES).any(|lane| self.test_end(lane).is_some())
     }
 
     /// Ends the group at once, while the link works.
@@ -345,14 +379,10 @@ impl Llc {
             State::Up => None,
             State::Down => return None,
         };
-        let times = [
-            state,
-            self.rkeys.next_timeout(),
-            self.test_until,
-            self.next_test(),
-            self.idle_end(),
-        ];
-        times.into_iter().flatten().min()
+        let adding = self.adding.as_ref().map(|(.., until)| *until);
+        let times = [state, self.rkeys.next_timeout(), adding, self.idle_end()];
+        let tests = (0..LANES).map(|lane| self.test_end(lane).or(self.next_test(lane)));
+        times.into_iter().chain(tests).flatten().min()
     }
 
     /// Does what is due. Pass what was received before to the other methods first, so that a late call of this one
@@ -372,14 +402,29 @@ impl Llc {
             State::Down => return,
             _ => (),
         }
-        if self.test_until.is_some_and(|until| now >= until) {
-            return self.down(Down::Silent);
+        for lane in 0..LANES {
+            if self.test_end(lane).is_some_and(|until| now >= until) {
+                self.lose(lane, Down::Silent, now);
+            }
+        }
+        if matches!(self.state, State::Down) {
+            return;
+        }
+        if self
+            .adding
+            .as_ref()
+            .is_some_and(|(.., until)| now >= *until)
+        {
+            self.adding_expired(now);
         }
         if self.rkeys.expire(now, &mut self.actions) {
             self.next_flow(now);
         }
-        if self.next_test().is_some_and(|at| now >= at) {
-            self.test(now);
+        for lane in 0..LANES {
+            if self.next_test(lane).is_some_and(|at| now >= at) {
+                self.doubted = self.in_doubt();
+                self.test(lane, now);
+            }
         }
         if self.idle_end().is_some_and(|at| now >= at) {
             self.delete_all(true, DeleteReason::PROGRAM);
@@ -389,18 +434,28 @@ impl Llc {
         }
     }
 
-    fn test(&mut self, now: Instant) {
-        self.request(Body::TestLink(TestLink::default()));
-        self.test_until = Some(now + RESPONSE_TIME);
-        self.doubted = false;
+    fn test(&mut self, lane: Lane, now: Instant) {
+        if let Some(link) = self.links.get_mut(lane).and_then(Option::as_mut)
+            && link.up
+        {
+            link.test_until = Some(now + RESPONSE_TIME);
+            let body = Body::TestLink(TestLink::default());
+            self.send(lane, self.config.version, body);
+        }
     }
 
-    /// When the link is to be tested.
-    fn next_test(&self) -> Option<Instant> {
-        if !self.is_up() || self.test_until.is_some() {
+    /// When a link is to be tested.
+    fn next_test(&self, lane: Lane) -> Option<Instant> {
+        let link = self.links.get(lane)?.as_ref()?;
+        if !self.is_up() || !link.up || link.test_until.is_some() {
             return None;
         }
-        self.heard.checked_add(self.config.keepalive?)
+        link.heard.checked_add(self.config.keepalive?)
+    }
+
+    /// Until when the test of a link has to be answered.
+    fn test_end(&self, lane: Lane) -> Option<Instant> {
+        self.links.get(lane)?.as_ref()?.test_until
     }
 
     /// When the group is to be ended because it isn't used.
@@ -412,38 +467,103 @@ impl Llc {
 
     fn established(&mut self, now: Instant) {
         self.state = State::Up;
+        if let Some(link) = &mut self.links[FIRST] {
+            link.up = true;
+        }
         self.actions.push_back(Action::Established);
+        match self.config.role {
+            Role::Server => self.start_adding(now),
+            Role::Client => self.awaits_offer = self.config.max_links > 1,
+        }
         self.next_flow(now);
     }
 
     /// Starts what waits for the end of a flow, unless one is running.
     fn next_flow(&mut self, now: Instant) {
-        if !self.is_up() || self.rkeys.is_running() {
-            return;
-        }
-        if let Some(delayed) = self.delayed.take() {
+        let free = |llc: &Llc| llc.is_up() && llc.rkeys.running().is_none() && llc.adding.is_none();
+        if free(self)
+            && let Some(delayed) = self.delayed.take()
+        {
             self.handle_delayed(delayed, now);
         }
-        if self.is_up()
+        while free(self)
             && let Some(request) = self.rkeys.start(now)
         {
-            self.request(request.body());
+            self.send_request(request);
         }
     }
 
-    /// CONFIRM LINK about the own end of the link.
-    fn confirm_link(&self, response: bool, uid: u32) -> ConfirmLink {
-        ConfirmLink {
+    /// Sends a request about an RMB, or ends it if some link was added without the RMB.
+    fn send_request(&mut self, request: Request) {
+        let Some(carrier) = self.carrier() else {
+            return;
+        };
+        let body = match request {
+            Request::Confirm(tokens) => self.confirm_rkey_body(carrier, &tokens),
+            Request::Delete(tokens) => tokens[carrier].map(|token| {
+                Body::DeleteRkey(DeleteRkey {
+                    response: false,
+                    negative: false,
+                    errors: 0,
+                    rkeys: Rkeys::one(token.rkey),
+                })
+            }),
+        };
+        match body {
+            Some(body) => self.send(carrier, self.config.version, body),
+            None => {
+                self.rkeys.finish(|_| true);
+                self.actions
+                    .push_back(request.done(Err(RkeyError::NewLink)));
+            }
+        }
+    }
+
+    fn confirm_rkey_body(&self, carrier: Lane, tokens: &Rtokens) -> Option<Body<'static>> {
+        let mut others = [None; 2];
+        let links = self.links.iter().zip(tokens).enumerate();
+        let links = links.filter(|(lane, _)| *lane != carrier);
+        let rest = links.filter_map(|(_, (link, token))| Some((link.as_ref()?, token)));
+        for (place, (link, token)) in others.iter_mut().zip(rest) {
+            let token = (*token)?;
+            let link = link.number;
+            *place = Some(LinkRtoken { link, token });
+        }
+        Some(Body::ConfirmRkey(ConfirmRkey {
+            response: false,
+            negative: false,
+            retry: false,
+            token: tokens[carrier]?,
+            others,
+        }))
+    }
+
+    /// CONFIRM LINK about the own end of a link.
+    fn confirm_link(&self, lane: Lane, response: bool, uid: u32) -> Option<Body<'static>> {
+        let link = self.links.get(lane)?.as_ref()?;
+        let End { mac, gid, qpn } = link.own;
+        Some(Body::ConfirmLink(ConfirmLink {
             response,
             no_eyecatcher: true,
-            mac: self.config.mac,
-            gid: self.config.gid,
-            qpn: self.config.qpn,
-            link: self.link,
+            mac,
+            gid,
+            qpn,
+            link: link.number,
             uid,
             max_links: self.config.max_links,
             max_conns: self.config.max_conns,
-        }
+        }))
+    }
+
+    /// The link for what concerns the group: one that works, rather one that isn't in doubt.
+    fn carrier(&self) -> Option<Lane> {
+        let which = |good: &dyn Fn(&Link) -> bool| {
+            let mut links = self.links.iter();
+            links.position(|link| link.as_ref().is_some_and(good))
+        };
+        which(&|link| link.up && link.test_until.is_none())
+            .or_else(|| which(&|link| link.up))
+            .or_else(|| which(&|link| link.ready))
     }
 
     /// Requests the end of all links.
@@ -458,23 +578,28 @@ impl Llc {
     }
 
     fn request(&mut self, body: Body<'_>) {
-        self.send(self.config.version, body);
+        if let Some(carrier) = self.carrier() {
+            self.send(carrier, self.config.version, body);
+        }
     }
 
     fn abort_connections(&mut self) {
-        if self.ready {
+        if self.carrier().is_some() {
             self.actions.push_back(Action::AbortConnections);
         }
     }
 
-    fn send(&mut self, version: Version, body: Body<'_>) {
-        if !self.ready {
+    fn send(&mut self, lane: Lane, version: Version, body: Body<'_>) {
+        let link = self.links.get(lane).copied().flatten();
+        if !link.is_some_and(|link| link.ready) {
             return;
         }
-        let mut bytes = [0; llc::LEN];
-        let len = Message { version, body }.emit(&mut bytes);
-        debug_assert_eq!(len, Some(bytes.len()), "only ADD LINK can be longer");
-        self.actions.push_back(Action::Send(bytes));
+        let message = Message { version, body };
+        let mut bytes = vec![0; message.encoded_len()];
+        // (An ADD LINK with more RMBs than a message can carry isn't sent: then there is no answer.)
+        if message.emit(&mut bytes).is_some() {
+            self.actions.push_back(Action::Send(lane, bytes));
+        }
     }
 
     fn down(&mut self, why: Down) {
@@ -483,6 +608,7 @@ impl Llc {
         }
         self.state = State::Down;
         self.delayed = None;
+        self.adding = None;
         self.rkeys.fail(&mut self.actions);
         self.actions.push_back(Action::Down(why));
     }

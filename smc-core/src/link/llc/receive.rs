@@ -2,93 +2,124 @@
 
 use std::time::Instant;
 
+use super::links::{Adding, Offer};
 use super::rkey::Request;
-use super::{Action, Down, Llc, MAX_WAITING, RESPONSE_TIME, RkeyError, Role, State};
+use super::{Action, Down, FIRST, Llc, MAX_WAITING, RkeyError, Role, State};
+use crate::link::rtoken::Rtokens;
+use crate::link::{LANES, Lane};
 use crate::wire::Error;
 use crate::wire::llc::{
-    AddLink, AddLinkAnswer, Body, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey,
-    Message, RequestAddLink, TestLink, Version,
+    AddLink, AddLinkAnswer, AddLinkExtension, Body, ConfirmLink, ConfirmRkey, DeleteLink,
+    DeleteReason, DeleteRkey, Message, RequestAddLink, TestLink, Version,
 };
 
-/// Reason in the reject of ADD LINK (RFC 7609): no alternate path.
-const NO_ALTERNATE_PATH: u8 = 1;
-
 /// A request that waits for the end of the running flow.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Delayed {
-    AddLink(Version, AddLink<'static>),
-    DeleteLink(Version, DeleteLink),
+    AddLink(Offer),
+    DeleteLink(Lane, Version, DeleteLink),
 }
 
 impl Llc {
-    /// Takes a message that was received on the link. CDC messages go elsewhere, see [`Llc::note_received`].
+    /// Takes a message that was received on a link. CDC messages go elsewhere, see [`Llc::note_received`].
     ///
     /// # Errors
     /// The bytes are no LLC message, or none that Linux sends. They have no effect, but prove that the link is alive.
-    pub fn receive(&mut self, bytes: &[u8], now: Instant) -> Result<(), Error> {
-        if matches!(self.state, State::Down) {
+    pub fn receive(&mut self, lane: Lane, bytes: &[u8], now: Instant) -> Result<(), Error> {
+        if matches!(self.state, State::Down) || self.link(lane).is_none() {
             return Ok(());
         }
-        self.note_received(now);
+        self.note_received(lane, now);
         let message = Message::parse(bytes)?;
         if !message.is_response() && self.actions.len() >= MAX_WAITING {
             return Ok(());
         }
         let version = message.version;
         match message.body {
-            Body::ConfirmLink(confirm) => self.on_confirm_link(version, confirm, now),
-            Body::AddLink(add) => {
-                if add.answer == AddLinkAnswer::Request && self.config.role == Role::Client {
-                    let extension = None;
-                    let add = AddLink { extension, ..add };
-                    self.delay(Delayed::AddLink(version, add), now);
+            Body::ConfirmLink(confirm) => self.on_confirm_link(lane, version, confirm, now),
+            Body::AddLink(add) => match (add.answer, self.config.role) {
+                (AddLinkAnswer::Request, Role::Client) => {
+                    let rmbs = add.extension.iter().flat_map(AddLinkExtension::entries);
+                    let offer = Offer {
+                        lane,
+                        version,
+                        rmbs: rmbs.collect(),
+                        add: AddLink {
+                            extension: None,
+                            ..add
+                        },
+                    };
+                    self.delay(Delayed::AddLink(offer), now);
                 }
-            }
-            // Part of a flow that begins with an accepted ADD LINK.
+                // A client may suggest a link; that is left to the server's own judgement.
+                (AddLinkAnswer::Request, Role::Server) => (),
+                _ => self.on_answer(lane, &add, now),
+            },
+            // Part of a flow of version 1, in which a link is never added.
             Body::AddLinkContinuation(_) => (),
-            Body::DeleteLink(delete) => self.on_delete_link(version, delete, now),
+            Body::DeleteLink(delete) => self.on_delete_link(lane, version, delete, now),
             Body::RequestAddLink(request) => {
                 if !request.response && self.config.role == Role::Server {
                     let response = true;
                     let gids = &[];
                     self.send(
+                        lane,
                         version,
                         Body::RequestAddLink(RequestAddLink { response, gids }),
                     );
                 }
             }
-            Body::ConfirmRkey(confirm) => self.on_confirm_rkey(version, confirm, now),
+            Body::ConfirmRkey(confirm) => self.on_confirm_rkey(lane, version, confirm, now),
             Body::TestLink(test) => {
                 // A response has done its work by being received.
                 if !test.response {
                     let response = true;
-                    self.send(version, Body::TestLink(TestLink { response, ..test }));
+                    self.send(lane, version, Body::TestLink(TestLink { response, ..test }));
                 }
             }
-            Body::DeleteRkey(delete) => self.on_delete_rkey(version, delete, now),
+            Body::DeleteRkey(delete) => self.on_delete_rkey(lane, version, delete, now),
         }
         Ok(())
     }
 
-    fn on_confirm_link(&mut self, version: Version, confirm: ConfirmLink, now: Instant) {
-        let expected = confirm.response == (self.config.role == Role::Server);
-        if !expected || !matches!(self.state, State::Confirming { .. }) {
+    fn on_confirm_link(
+        &mut self,
+        lane: Lane,
+        version: Version,
+        confirm: ConfirmLink,
+        now: Instant,
+    ) {
+        let server = self.config.role == Role::Server;
+        let adding = matches!(self.adding, Some((new, Adding::Accepted, _)) if new == lane);
+        let first = matches!(self.state, State::Confirming { .. }) && lane == FIRST;
+        if confirm.response != server || !(first || self.is_up() && adding) {
             return;
         }
-        if !confirm.no_eyecatcher {
-            if self.config.role == Role::Server {
+        if first && !confirm.no_eyecatcher {
+            if server {
                 self.delete_all(false, DeleteReason::PROGRAM);
             }
             return self.down(Down::Eyecatcher);
         }
-        if self.config.role == Role::Client {
-            self.link = confirm.link;
-            self.ready = true;
-            self.actions.push_back(Action::ReadyToSend);
-            let answer = self.confirm_link(true, confirm.uid);
-            self.send(version, Body::ConfirmLink(answer));
+        let Some(link) = self.links.get_mut(lane).and_then(Option::as_mut) else {
+            return;
+        };
+        if !first && link.number != confirm.link {
+            return;
         }
-        self.established(now);
+        if !server {
+            link.number = confirm.link;
+            link.ready = true;
+            self.actions.push_back(Action::ReadyToSend(lane));
+            if let Some(body) = self.confirm_link(lane, true, confirm.uid) {
+                self.send(lane, version, body);
+            }
+        }
+        if first {
+            self.established(now);
+        } else {
+            self.link_added(lane, now);
+        }
     }
 
     /// Handles a request now, or when the running flow has ended.
@@ -105,17 +136,14 @@ impl Llc {
 
     pub(super) fn handle_delayed(&mut self, request: Delayed, now: Instant) {
         match request {
-            Delayed::AddLink(version, add) => {
-                let answer = AddLinkAnswer::Reject {
-                    reason: NO_ALTERNATE_PATH,
-                };
-                self.send(version, Body::AddLink(AddLink { answer, ..add }));
+            Delayed::AddLink(offer) => self.on_offer(offer, now),
+            Delayed::DeleteLink(lane, version, delete) => {
+                self.delete_link(lane, version, delete, now);
             }
-            Delayed::DeleteLink(version, delete) => self.delete_this_link(version, delete, now),
         }
     }
 
-    fn on_delete_link(&mut self, version: Version, delete: DeleteLink, now: Instant) {
+    fn on_delete_link(&mut self, lane: Lane, version: Version, delete: DeleteLink, now: Instant) {
         match (self.state, delete) {
             (State::Closing { .. }, DeleteLink { all: true, .. }) => self.down(Down::Idle),
             (State::Deleting { reason, .. }, DeleteLink { response: true, .. }) => {
@@ -133,34 +161,20 @@ impl Llc {
                 self.delete_all(false, DeleteReason::PROGRAM);
                 self.down(Down::Peer(reason));
             }
-            _ => self.delay(Delayed::DeleteLink(version, delete), now),
+            _ => self.delay(Delayed::DeleteLink(lane, version, delete), now),
         }
     }
 
-    /// The peer wants a single link to end.
-    fn delete_this_link(&mut self, version: Version, delete: DeleteLink, now: Instant) {
-        let response = DeleteLink {
-            response: true,
-            ..delete
-        };
-        let reason = delete.reason;
-        if delete.link != self.link {
-            let reason = DeleteReason::UNKNOWN_LINK;
-            self.send(version, Body::DeleteLink(DeleteLink { reason, ..response }));
-        } else if self.config.role == Role::Client {
-            self.send(version, Body::DeleteLink(response));
-            self.down(Down::Peer(reason));
-        } else {
-            // Only the server deletes links: it answers a client's wish with a request of its own.
-            self.send(version, Body::DeleteLink(delete));
-            let until = now + RESPONSE_TIME;
-            self.state = State::Deleting { until, reason };
-        }
-    }
-
-    fn on_confirm_rkey(&mut self, version: Version, confirm: ConfirmRkey, now: Instant) {
+    fn on_confirm_rkey(
+        &mut self,
+        lane: Lane,
+        version: Version,
+        confirm: ConfirmRkey,
+        now: Instant,
+    ) {
         if confirm.response {
-            let own = |request: &Request| *request == Request::Confirm(confirm.token);
+            let token = Some(confirm.token);
+            let own = |request: &Request| matches!(request, Request::Confirm(tokens) if tokens.contains(&token));
             if let Some(request) = self.rkeys.finish(own) {
                 let result = match confirm.negative {
                     false => Ok(()),
@@ -171,16 +185,23 @@ impl Llc {
             }
             return;
         }
-        let negative = self.rtokens.insert(confirm.token).is_err();
+        let mut tokens: Rtokens = [None; LANES];
+        tokens[lane] = Some(confirm.token);
+        for other in confirm.others.iter().flatten() {
+            if let Some(at) = self.lane_of(other.link).filter(|at| *at != lane) {
+                tokens[at] = Some(other.token);
+            }
+        }
+        let negative = self.rtokens.insert(tokens).is_err();
         let answer = ConfirmRkey {
             response: true,
             negative,
             ..confirm
         };
-        self.send(version, Body::ConfirmRkey(answer));
+        self.send(lane, version, Body::ConfirmRkey(answer));
     }
 
-    fn on_delete_rkey(&mut self, version: Version, delete: DeleteRkey, now: Instant) {
+    fn on_delete_rkey(&mut self, lane: Lane, version: Version, delete: DeleteRkey, now: Instant) {
         if delete.response {
             // Version 2 doesn't say which.
             let own = |request: &Request| matches!(request, Request::Delete(_));
@@ -193,7 +214,7 @@ impl Llc {
         let mut unknown = 0;
         let mut mask = 0;
         for (at, rkey) in delete.rkeys.as_slice().iter().enumerate() {
-            if !self.rtokens.remove(*rkey) {
+            if !self.rtokens.remove(lane, *rkey) {
                 unknown += 1;
                 mask |= 0x80 >> at;
             }
@@ -210,6 +231,6 @@ impl Llc {
                 Version::V2 => delete.rkeys.blank(),
             },
         };
-        self.send(version, Body::DeleteRkey(answer));
+        self.send(lane, version, Body::DeleteRkey(answer));
     }
 }

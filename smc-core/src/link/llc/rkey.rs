@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{Action, RESPONSE_TIME};
-use crate::wire::Rtoken;
-use crate::wire::llc::{Body, ConfirmRkey, DeleteRkey, Rkeys};
+use crate::link::rtoken::Rtokens;
 
 /// How long a request may wait for those before it.
 const QUEUE_TIME: Duration = Duration::from_secs(20);
@@ -24,6 +23,9 @@ pub enum RkeyError {
     /// Too many requests wait.
     #[error("too many RTokens at once")]
     Busy,
+    /// A link was added meanwhile, for which the RMB has no RToken.
+    #[error("the RMB is not known on a new link")]
+    NewLink,
     /// The group is ending.
     #[error("the link group is ending")]
     Down,
@@ -31,34 +33,16 @@ pub enum RkeyError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    Confirm(Rtoken),
-    Delete(u32),
+    Confirm(Rtokens),
+    Delete(Rtokens),
 }
 
 impl Request {
-    pub(super) fn body(self) -> Body<'static> {
-        match self {
-            Request::Confirm(token) => Body::ConfirmRkey(ConfirmRkey {
-                response: false,
-                negative: false,
-                retry: false,
-                token,
-                others: [None; 2],
-            }),
-            Request::Delete(rkey) => Body::DeleteRkey(DeleteRkey {
-                response: false,
-                negative: false,
-                errors: 0,
-                rkeys: Rkeys::one(rkey),
-            }),
-        }
-    }
-
     /// What the driver is told at the end. How DELETE RKEY ended makes no difference.
     pub(super) fn done(self, result: Result<(), RkeyError>) -> Action {
         match self {
-            Request::Confirm(token) => Action::ConfirmRkeyDone { token, result },
-            Request::Delete(rkey) => Action::DeleteRkeyDone { rkey },
+            Request::Confirm(tokens) => Action::ConfirmRkeyDone { tokens, result },
+            Request::Delete(tokens) => Action::DeleteRkeyDone { tokens },
         }
     }
 }
@@ -85,8 +69,8 @@ impl RkeyFlows {
         self.waiting.iter().any(|(r, _)| *r == request)
     }
 
-    pub(super) fn is_running(&self) -> bool {
-        self.running.is_some()
+    pub(super) fn running(&self) -> Option<Request> {
+        self.running.map(|(request, _)| request)
     }
 
     /// The next request, to be sent now. Only when none is running.

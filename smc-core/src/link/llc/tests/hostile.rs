@@ -68,7 +68,7 @@ proptest! {
         let mut over = false;
         for event in events.into_iter().chain([Event::Poll]) {
             match event {
-                Event::Receive(bytes) => drop(rig.llc.receive(&bytes, rig.now)),
+                Event::Receive(bytes) => drop(rig.llc.receive(0, &bytes, rig.now)),
                 Event::Pass(ms) => rig.now += Duration::from_millis(ms),
                 Event::Timeout => {
                     rig.llc.handle_timeout(rig.now);
@@ -76,11 +76,11 @@ proptest! {
                     prop_assert!(rig.llc.next_timeout().is_none_or(|at| at > rig.now));
                 }
                 Event::Confirm(rkey) => {
-                    rig.llc.confirm_rkey(token(rkey, 0), rig.now);
+                    rig.llc.confirm_rkey(own(rkey, 0), rig.now);
                     open += 1;
                 }
                 Event::Delete(rkey) => {
-                    rig.llc.delete_rkey(rkey, rig.now);
+                    rig.llc.delete_rkey(own(rkey, 0), rig.now);
                     open += 1;
                 }
                 Event::Connections(n) => rig.llc.set_connections(n, rig.now),
@@ -117,7 +117,7 @@ fn a_flood_of_requests_doesnt_fill_memory() {
     // It goes on once the driver has done its part.
     server.receive("test-link-req");
     assert_eq!(server.actions(), [sends("test-link-resp")]);
-    let known = (0..1000).filter(|rkey| server.llc.rtokens().get(*rkey).is_some());
+    let known = (0..1000).filter(|rkey| server.llc.rtokens().get(0, *rkey).is_some());
     assert!(known.count() <= 255);
 }
 

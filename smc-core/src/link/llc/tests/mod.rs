@@ -2,6 +2,7 @@
 //! other, and peers that send anything.
 
 mod hostile;
+mod links;
 mod pair;
 mod scenario;
 mod timers;
@@ -9,7 +10,8 @@ mod timers;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::wire::vectors;
+use crate::wire::llc::LEN;
+use crate::wire::{Gid, Mac, Mtu, Psn, Qpn, Rtoken, vectors};
 
 /// A state machine, and the time that the test lets pass.
 pub(super) struct Rig {
@@ -25,9 +27,11 @@ pub(super) fn config(role: Role) -> Config {
     Config {
         role,
         version: Version::V2,
-        mac: Mac([0x52, 0x54, 0, 0, 0, d]),
-        gid: Gid::from_ipv4([10, 9, 0, d].into()),
-        qpn: Qpn::new(17).unwrap(),
+        end: End {
+            mac: Mac([0x52, 0x54, 0, 0, 0, d]),
+            gid: Gid::from_ipv4([10, 9, 0, d].into()),
+            qpn: Qpn::new(17).unwrap(),
+        },
         link_uid: 0x101,
         max_links: 2,
         max_conns: 255,
@@ -49,15 +53,16 @@ impl Rig {
         }
     }
 
-    /// One that has done first contact with the captured messages.
+    /// One that has done first contact with the captured messages, and has no second link.
     pub(super) fn up(role: Role) -> Rig {
         let mut rig = Rig::new(role);
         rig.receive(match role {
             Role::Server => "confirm-link-resp",
             Role::Client => "confirm-link-req",
         });
-        assert_eq!(rig.actions().last(), Some(&Action::Established));
+        assert!(rig.actions().contains(&Action::Established));
         assert!(rig.llc.is_up());
+        rig.llc.refuse_link(rig.now);
         rig
     }
 
@@ -67,7 +72,7 @@ impl Rig {
     }
 
     pub(super) fn receive_bytes(&mut self, bytes: &[u8]) {
-        self.llc.receive(bytes, self.now).unwrap();
+        self.llc.receive(0, bytes, self.now).unwrap();
     }
 
     /// Lets a message arrive that is given by hex digits at its beginning, the rest being zeros.
@@ -92,18 +97,23 @@ impl Rig {
 
 /// The action of sending a captured message.
 pub(super) fn sends(name: &str) -> Action {
-    Action::Send(vectors::get(name).try_into().expect("44 bytes"))
+    Action::Send(0, vectors::get(name))
 }
 
 /// The action of sending what begins with these hex digits and goes on with zeros.
 pub(super) fn sends_hex(hex: &str) -> Action {
-    Action::Send(padded(hex))
+    Action::Send(0, padded(hex))
 }
 
-fn padded(hex: &str) -> [u8; llc::LEN] {
+pub(super) fn padded(hex: &str) -> Vec<u8> {
     let mut bytes = vectors::from_hex(hex);
-    bytes.resize(llc::LEN, 0);
-    bytes.try_into().expect("44 bytes")
+    bytes.resize(LEN, 0);
+    bytes
+}
+
+/// The RTokens of an RMB on the first link only.
+pub(super) fn own(rkey: u32, addr: u64) -> Rtokens {
+    [Some(token(rkey, addr)), None]
 }
 
 pub(super) fn token(rkey: u32, addr: u64) -> Rtoken {

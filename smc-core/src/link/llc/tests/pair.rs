@@ -4,10 +4,12 @@ use super::*;
 use proptest::prelude::*;
 
 /// Two sides, joined by a link that delivers at once.
-struct Pair {
-    sides: [Rig; 2],
+pub(super) struct Pair {
+    pub(super) sides: [Rig; 2],
     /// What each side was told beside what it had to send.
     told: [Vec<Action>; 2],
+    /// They have two ports each.
+    two: bool,
 }
 
 impl Pair {
@@ -20,19 +22,34 @@ impl Pair {
         Pair {
             sides: [side(Role::Client), side(Role::Server)],
             told: [Vec::new(), Vec::new()],
+            two: false,
         }
     }
 
+    /// With two links.
+    pub(super) fn with_two() -> Pair {
+        let mut pair = Pair::new();
+        pair.two = true;
+        pair.settle();
+        pair
+    }
+
     /// Delivers until both are quiet.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         loop {
             let mut quiet = true;
             for (from, to) in [(0, 1), (1, 0)] {
                 for action in self.sides[from].actions() {
                     quiet = false;
                     match action {
-                        Action::Send(bytes) => self.sides[to].receive_bytes(&bytes),
-                        told => self.told[from].push(told),
+                        Action::Send(lane, bytes) => {
+                            let to = &mut self.sides[to];
+                            to.llc.receive(lane, &bytes, to.now).unwrap();
+                        }
+                        told => {
+                            drive(&mut self.sides[from], &told, self.two);
+                            self.told[from].push(told);
+                        }
                     }
                 }
             }
@@ -50,8 +67,25 @@ impl Pair {
         self.settle();
     }
 
-    fn take_told(&mut self) -> [Vec<Action>; 2] {
+    pub(super) fn take_told(&mut self) -> [Vec<Action>; 2] {
         core::mem::take(&mut self.told)
+    }
+}
+
+/// Does what LLC asks for where a link is added.
+fn drive(side: &mut Rig, action: &Action, two: bool) {
+    let now = side.now;
+    let end = NewEnd {
+        end: config(Role::Client).end,
+        mtu: Mtu::from_code(3).unwrap(),
+        psn: Psn::from_be_bytes([1, 2, 3]),
+    };
+    match action {
+        Action::OfferLink(_) | Action::AnswerLink { .. } if !two => side.llc.refuse_link(now),
+        Action::OfferLink(_) => side.llc.offer_link(end, &[], now),
+        Action::AnswerLink { .. } => side.llc.accept_link(end, &[], now),
+        Action::ConnectLink { .. } => side.llc.link_connected(now),
+        _ => {}
     }
 }
 
@@ -62,15 +96,15 @@ fn from_first_contact_to_the_end() {
     assert_eq!(
         pair.take_told(),
         [
-            vec![Action::ReadyToSend, Action::Established],
-            vec![Action::Established]
+            vec![Action::ReadyToSend(0), Action::Established],
+            vec![Action::Established, Action::OfferLink(1)]
         ]
     );
     for (at, side) in pair.sides.iter_mut().enumerate() {
         side.llc.set_connections(1, side.now);
         for n in 0..10 {
             side.llc
-                .confirm_rkey(token(100 * at as u32 + n, n.into()), side.now);
+                .confirm_rkey(own(100 * at as u32 + n, n.into()), side.now);
         }
     }
     pair.settle();
@@ -83,11 +117,11 @@ fn from_first_contact_to_the_end() {
             assert_eq!(
                 *done,
                 Action::ConfirmRkeyDone {
-                    token: token(rkey, n.into()),
+                    tokens: own(rkey, n.into()),
                     result
                 }
             );
-            assert_eq!(peer.llc.rtokens().get(rkey), Some(token(rkey, n.into())));
+            assert_eq!(peer.llc.rtokens().get(0, rkey), Some(&own(rkey, n.into())));
         }
     }
     // A long silence.
@@ -95,15 +129,15 @@ fn from_first_contact_to_the_end() {
         pair.pass(secs(15));
     }
     assert_eq!(pair.take_told(), [vec![], vec![]]);
-    pair.sides[0].llc.delete_rkey(3, pair.sides[0].now);
+    pair.sides[0].llc.delete_rkey(own(3, 0), pair.sides[0].now);
     for side in &mut pair.sides {
         side.llc.set_connections(0, side.now);
     }
     pair.settle();
-    assert_eq!(pair.sides[1].llc.rtokens().get(3), None);
+    assert_eq!(pair.sides[1].llc.rtokens().get(0, 3), None);
     assert_eq!(
         pair.take_told(),
-        [vec![Action::DeleteRkeyDone { rkey: 3 }], vec![]]
+        [vec![Action::DeleteRkeyDone { tokens: own(3, 0) }], vec![]]
     );
     for _ in 0..40 {
         pair.pass(secs(15));
@@ -142,7 +176,7 @@ fn both_end_an_unused_group_at_the_same_time() {
     for side in &mut pair.sides {
         side.llc.set_connections(0, side.now);
         side.now += CLIENT_IDLE_TIME;
-        side.llc.note_received(side.now);
+        side.llc.note_received(0, side.now);
         side.llc.handle_timeout(side.now);
     }
     pair.settle();
@@ -165,9 +199,9 @@ proptest! {
         for (at, rkey, announce, settle) in steps {
             let side = &mut pair.sides[at];
             if announce {
-                side.llc.confirm_rkey(token(rkey, 0), side.now);
+                side.llc.confirm_rkey(own(rkey, 0), side.now);
             } else {
-                side.llc.delete_rkey(rkey, side.now);
+                side.llc.delete_rkey(own(rkey, 0), side.now);
             }
             announced[at][rkey as usize] = announce;
             asked[at] += 1;
@@ -181,7 +215,7 @@ proptest! {
             let lost = told.iter().find(|told| matches!(told, Action::ConfirmRkeyDone { result: Err(_), .. }));
             prop_assert_eq!(lost, None);
             for rkey in 0..20 {
-                let known = pair.sides[1 - at].llc.rtokens().get(rkey).is_some();
+                let known = pair.sides[1 - at].llc.rtokens().get(0, rkey).is_some();
                 prop_assert_eq!(known, announced[at][rkey as usize]);
             }
         }

@@ -11,14 +11,19 @@ fn first_contact_as_client() {
     assert_eq!(
         client.actions(),
         [
-            Action::ReadyToSend,
+            Action::ReadyToSend(0),
             sends("confirm-link-resp"),
             Action::Established
         ]
     );
     client.receive("add-link-req-same-gid");
+    assert!(matches!(
+        client.actions()[..],
+        [Action::AnswerLink { lane: 1, .. }]
+    ));
+    client.llc.refuse_link(client.now);
     assert_eq!(client.actions(), [sends("add-link-reject")]);
-    assert_eq!(client.llc.link(), 1);
+    assert_eq!(client.llc.link(0), Some((1, true)));
     // Once confirmed, it isn't confirmed again.
     client.receive("confirm-link-req");
     client.receive("confirm-link-resp");
@@ -30,7 +35,10 @@ fn first_contact_as_server() {
     let mut server = Rig::new(Role::Server);
     assert_eq!(server.actions(), [sends("confirm-link-req")]);
     server.receive("confirm-link-resp");
-    assert_eq!(server.actions(), [Action::Established]);
+    assert_eq!(
+        server.actions(),
+        [Action::Established, Action::OfferLink(1)]
+    );
     server.receive("confirm-link-resp");
     server.receive("confirm-link-req");
     assert_eq!(server.actions(), []);
@@ -39,18 +47,18 @@ fn first_contact_as_server() {
 #[test]
 fn subsequent_contact() {
     let (servers, clients) = (
-        token(0x6c0, 0xff49_b0f4_0393_0000),
-        token(0x4aa, 0xff2e_c9f8_437e_0000),
+        own(0x6c0, 0xff49_b0f4_0393_0000),
+        own(0x4aa, 0xff2e_c9f8_437e_0000),
     );
     let mut client = Rig::up(Role::Client);
     client.receive("confirm-rkey-req-server");
     assert_eq!(client.actions(), [sends("confirm-rkey-resp-client")]);
-    assert_eq!(client.llc.rtokens().get(0x6c0), Some(servers));
+    assert_eq!(client.llc.rtokens().get(0, 0x6c0), Some(&servers));
     client.llc.confirm_rkey(clients, client.now);
     assert_eq!(client.actions(), [sends("confirm-rkey-req-client")]);
     client.receive("confirm-rkey-resp-server");
     let done = Action::ConfirmRkeyDone {
-        token: clients,
+        tokens: clients,
         result: Ok(()),
     };
     assert_eq!(client.actions(), [done]);
@@ -63,11 +71,11 @@ fn subsequent_contact() {
     assert_eq!(server.actions(), [sends("confirm-rkey-resp-server")]);
     server.receive("confirm-rkey-resp-client");
     let done = Action::ConfirmRkeyDone {
-        token: servers,
+        tokens: servers,
         result: Ok(()),
     };
     assert_eq!(server.actions(), [done]);
-    assert_eq!(server.llc.rtokens().get(0x4aa), Some(clients));
+    assert_eq!(server.llc.rtokens().get(0, 0x4aa), Some(&clients));
 }
 
 #[test]
@@ -75,13 +83,18 @@ fn the_end_of_a_connection() {
     let mut client = Rig::up(Role::Client);
     client.receive("confirm-rkey-req-server");
     client.actions();
-    client.llc.delete_rkey(0x4aa, client.now);
+    client.llc.delete_rkey(own(0x4aa, 0), client.now);
     assert_eq!(client.actions(), [sends("delete-rkey-req-client")]);
     client.receive("delete-rkey-req-server");
     assert_eq!(client.actions(), [sends("delete-rkey-resp-client")]);
-    assert_eq!(client.llc.rtokens().get(0x6c0), None);
+    assert_eq!(client.llc.rtokens().get(0, 0x6c0), None);
     client.receive("delete-rkey-resp-server");
-    assert_eq!(client.actions(), [Action::DeleteRkeyDone { rkey: 0x4aa }]);
+    assert_eq!(
+        client.actions(),
+        [Action::DeleteRkeyDone {
+            tokens: own(0x4aa, 0)
+        }]
+    );
 }
 
 #[test]
@@ -111,7 +124,7 @@ fn the_client_powers_off() {
     assert!(!server.llc.is_up());
     server.receive("test-link-req");
     server.llc.terminate(DeleteReason::OPERATOR);
-    server.llc.link_failed();
+    server.llc.link_failed(0, server.now);
     assert_eq!(server.actions(), []);
     assert_eq!(server.llc.next_timeout(), None);
 }
@@ -131,16 +144,18 @@ fn this_side_powers_off() {
 }
 
 #[test]
-fn a_second_link_is_refused() {
-    let mut client = Rig::up(Role::Client);
+fn more_links_than_agreed_on_are_refused() {
+    let mut client = Rig::with(Config {
+        max_links: 1,
+        ..config(Role::Client)
+    });
+    client.receive("confirm-link-req");
+    client.actions();
     let mut refused = vectors::get("add-link-req");
     client.receive_bytes(&refused);
-    refused.truncate(llc::LEN);
+    refused.truncate(LEN);
     refused[1..4].copy_from_slice(&[44, 0, 0xc0]);
-    assert_eq!(
-        client.actions(),
-        [Action::Send(refused.try_into().unwrap())]
-    );
+    assert_eq!(client.actions(), [Action::Send(0, refused)]);
     // Answers and suggestions to a server that proposes nothing.
     let mut server = Rig::up(Role::Server);
     server.receive("add-link-resp");
@@ -159,11 +174,11 @@ fn rtokens_of_other_links_are_returned() {
     client.receive("confirm-rkey-2tok-server");
     assert_eq!(client.actions(), [sends("confirm-rkey-2tok-resp")]);
     assert_eq!(
-        client.llc.rtokens().get(0x42c),
-        Some(token(0x42c, 0xff21_1454_048c_0000))
+        client.llc.rtokens().get(0, 0x42c),
+        Some(&own(0x42c, 0xff21_1454_048c_0000))
     );
     // That one is for link 1 of the captured group, which carried the message over link 2.
-    assert_eq!(client.llc.rtokens().get(0x4d6), None);
+    assert_eq!(client.llc.rtokens().get(0, 0x4d6), None);
 }
 
 #[test]
@@ -225,10 +240,10 @@ fn probes() {
         assert_eq!(server.actions(), expected, "{probe}");
     }
     assert_eq!(
-        server.llc.receive(&[0x2a; 44], server.now),
+        server.llc.receive(0, &[0x2a; 44], server.now),
         Err(crate::wire::Error::Length)
     );
-    assert!(server.llc.receive(&[0x27; 40], server.now).is_err());
+    assert!(server.llc.receive(0, &[0x27; 40], server.now).is_err());
     assert_eq!(server.actions(), []);
     server.receive_hex("242c0060 00 00030000");
     assert_eq!(
@@ -276,10 +291,7 @@ fn groups_of_version_1_ask_in_it() {
     let mut expected = vectors::get("confirm-link-req");
     expected[..3].copy_from_slice(&[0x01, 44, 0]);
     expected[35] = 0;
-    assert_eq!(
-        server.actions(),
-        [Action::Send(expected.try_into().unwrap())]
-    );
+    assert_eq!(server.actions(), [Action::Send(0, expected)]);
 }
 
 #[test]
@@ -307,11 +319,11 @@ fn peers_that_want_eyecatchers_are_declined() {
 #[test]
 fn a_full_table_refuses_rtokens() {
     let mut server = Rig::up(Role::Server);
-    server.llc.add_rtoken(token(1000, 0)).unwrap();
+    server.llc.add_rtoken(own(1000, 0)).unwrap();
     for rkey in 1..255 {
-        server.llc.add_rtoken(token(rkey, 0)).unwrap();
+        server.llc.add_rtoken(own(rkey, 0)).unwrap();
     }
-    assert!(server.llc.add_rtoken(token(255, 0)).is_err());
+    assert!(server.llc.add_rtoken(own(255, 0)).is_err());
     server.receive_hex("262c0000 00 000000ff 0000000000001000");
     assert_eq!(
         server.actions(),
@@ -331,7 +343,7 @@ fn a_full_table_refuses_rtokens() {
 #[test]
 fn the_peer_refuses_an_rtoken() {
     let mut server = Rig::up(Role::Server);
-    server.llc.confirm_rkey(token(5, 0x1000), server.now);
+    server.llc.confirm_rkey(own(5, 0x1000), server.now);
     server.actions();
     // Answers that belong to something else.
     server.receive_hex("262c0080 00 00000006 0000000000001000");
@@ -339,7 +351,7 @@ fn the_peer_refuses_an_rtoken() {
     assert_eq!(server.actions(), []);
     server.receive_hex("262c00a0 00 00000005 0000000000001000");
     let refused = Action::ConfirmRkeyDone {
-        token: token(5, 0x1000),
+        tokens: own(5, 0x1000),
         result: Err(RkeyError::Refused),
     };
     assert_eq!(server.actions(), [refused]);
@@ -353,13 +365,16 @@ fn one_request_waits_for_the_end_of_a_flow() {
     client.receive_hex("242c0020 01 00010000");
     assert_eq!(client.actions(), []);
     client.receive("confirm-link-req");
-    assert_eq!(
-        client.actions()[2..],
-        [Action::Established, sends("add-link-reject")]
-    );
+    let actions = client.actions();
+    assert!(matches!(
+        actions[2..],
+        [Action::Established, Action::AnswerLink { .. }]
+    ));
+    client.llc.refuse_link(client.now);
+    assert_eq!(client.actions(), [sends("add-link-reject")]);
     // Own requests go one after the other; what the peer asked comes between them.
-    client.llc.confirm_rkey(token(1, 0), client.now);
-    client.llc.delete_rkey(2, client.now);
+    client.llc.confirm_rkey(own(1, 0), client.now);
+    client.llc.delete_rkey(own(2, 0), client.now);
     assert_eq!(client.actions(), [sends_hex("262c0000 00 00000001")]);
     client.receive_hex("242c0020 07 00010000");
     assert_eq!(client.actions(), []);
@@ -368,7 +383,7 @@ fn one_request_waits_for_the_end_of_a_flow() {
         client.actions(),
         [
             Action::ConfirmRkeyDone {
-                token: token(1, 0),
+                tokens: own(1, 0),
                 result: Ok(())
             },
             sends_hex("242c00a0 07 00100000"),
@@ -376,24 +391,27 @@ fn one_request_waits_for_the_end_of_a_flow() {
         ]
     );
     client.receive_hex("292c0080 01");
-    assert_eq!(client.actions(), [Action::DeleteRkeyDone { rkey: 2 }]);
+    assert_eq!(
+        client.actions(),
+        [Action::DeleteRkeyDone { tokens: own(2, 0) }]
+    );
 }
 
 #[test]
 fn own_requests_wait_for_the_link_and_end_with_it() {
     let mut client = Rig::new(Role::Client);
-    client.llc.confirm_rkey(token(1, 0), client.now);
-    client.llc.confirm_rkey(token(2, 0), client.now);
+    client.llc.confirm_rkey(own(1, 0), client.now);
+    client.llc.confirm_rkey(own(2, 0), client.now);
     assert_eq!(client.actions(), []);
-    let waits = |client: &Rig| [1, 2].map(|rkey| client.llc.rkey_waits(token(rkey, 0)));
+    let waits = |client: &Rig| [1, 2].map(|rkey| client.llc.rkey_waits(own(rkey, 0)));
     assert_eq!(waits(&client), [true, true]);
     client.receive("confirm-link-req");
     assert_eq!(client.actions()[3..], [sends_hex("262c0000 00 00000001")]);
     assert_eq!(waits(&client), [false, true]);
-    client.llc.link_failed();
-    client.llc.delete_rkey(3, client.now);
+    client.llc.link_failed(0, client.now);
+    client.llc.delete_rkey(own(3, 0), client.now);
     let lost = |rkey| Action::ConfirmRkeyDone {
-        token: token(rkey, 0),
+        tokens: own(rkey, 0),
         result: Err(RkeyError::Down),
     };
     assert_eq!(
@@ -402,7 +420,7 @@ fn own_requests_wait_for_the_link_and_end_with_it() {
             lost(1),
             lost(2),
             Action::Down(Down::LinkFailed),
-            Action::DeleteRkeyDone { rkey: 3 }
+            Action::DeleteRkeyDone { tokens: own(3, 0) }
         ]
     );
 }

@@ -75,15 +75,15 @@ fn a_doubted_link_is_tested_at_once() {
 fn whatever_is_received_puts_the_test_off() {
     let mut server = Rig::up(Role::Server);
     server.now += secs(29);
-    server.llc.note_received(server.now);
+    server.llc.note_received(0, server.now);
     server.now += secs(29);
     server.receive("test-link-req");
     assert_eq!(server.actions(), [sends("test-link-resp")]);
     server.now += secs(29);
-    assert!(server.llc.receive(&[0x2a; 44], server.now).is_err());
+    assert!(server.llc.receive(0, &[0x2a; 44], server.now).is_err());
     server.expire(secs(30));
     assert_eq!(server.actions(), [sends("test-link-req")]);
-    server.llc.note_received(server.now);
+    server.llc.note_received(0, server.now);
     server.expire(secs(30));
     assert_eq!(server.actions(), [sends("test-link-req")]);
 }
@@ -110,6 +110,7 @@ fn an_unused_group_ends() {
             Role::Client => "confirm-link-req",
         });
         rig.llc.set_connections(1, rig.now);
+        rig.llc.refuse_link(rig.now);
         rig.actions();
         assert_eq!(rig.llc.next_timeout(), None);
         rig.llc.set_connections(0, rig.now);
@@ -131,12 +132,12 @@ fn the_peers_answer_ends_an_unused_group() {
     let mut server = Rig::up(Role::Server);
     server.llc.set_connections(0, server.now);
     server.now += secs(600);
-    server.llc.note_received(server.now);
+    server.llc.note_received(0, server.now);
     server.llc.handle_timeout(server.now);
     assert_eq!(server.actions(), [sends_hex("242c0060 00 00030000")]);
-    server.llc.confirm_rkey(token(1, 0), server.now);
+    server.llc.confirm_rkey(own(1, 0), server.now);
     let ending = Action::ConfirmRkeyDone {
-        token: token(1, 0),
+        tokens: own(1, 0),
         result: Err(RkeyError::Down),
     };
     assert_eq!(server.actions(), [ending]);
@@ -157,7 +158,7 @@ fn the_server_doesnt_wait_for_ever_to_delete_the_link() {
 
 fn late(rkey: u32) -> Action {
     Action::ConfirmRkeyDone {
-        token: token(rkey, 0),
+        tokens: own(rkey, 0),
         result: Err(RkeyError::Timeout),
     }
 }
@@ -165,8 +166,8 @@ fn late(rkey: u32) -> Action {
 #[test]
 fn requests_about_rkeys_are_given_up() {
     let mut client = Rig::up(Role::Client);
-    client.llc.confirm_rkey(token(1, 0), client.now);
-    client.llc.delete_rkey(2, client.now);
+    client.llc.confirm_rkey(own(1, 0), client.now);
+    client.llc.delete_rkey(own(2, 0), client.now);
     client.actions();
     client.expire(secs(2));
     assert_eq!(
@@ -177,21 +178,24 @@ fn requests_about_rkeys_are_given_up() {
     client.receive_hex("262c0080 00 00000001");
     assert_eq!(client.actions(), []);
     client.expire(secs(2));
-    assert_eq!(client.actions(), [Action::DeleteRkeyDone { rkey: 2 }]);
+    assert_eq!(
+        client.actions(),
+        [Action::DeleteRkeyDone { tokens: own(2, 0) }]
+    );
 }
 
 #[test]
 fn a_request_waits_20_s_for_its_turn() {
     let mut client = Rig::up(Role::Client);
     for rkey in 0..12 {
-        client.llc.confirm_rkey(token(rkey, 0), client.now);
+        client.llc.confirm_rkey(own(rkey, 0), client.now);
     }
     client.actions();
     for rkey in 0..9 {
         client.expire(secs(2));
-        let next = Action::Send(padded(&format!("262c0000 00 {:08x}", rkey + 1)));
+        let next = Action::Send(0, padded(&format!("262c0000 00 {:08x}", rkey + 1)));
         assert_eq!(client.actions(), [late(rkey), next]);
-        client.llc.note_received(client.now);
+        client.llc.note_received(0, client.now);
     }
     // 20 s have passed: the last that was sent, and all that wait.
     client.expire(secs(2));
@@ -202,12 +206,12 @@ fn a_request_waits_20_s_for_its_turn() {
 fn no_more_requests_wait_than_connections_can_have() {
     let mut client = Rig::up(Role::Client);
     for rkey in 0..511 {
-        client.llc.confirm_rkey(token(rkey, 0), client.now);
+        client.llc.confirm_rkey(own(rkey, 0), client.now);
     }
     assert_eq!(client.actions(), [sends_hex("262c0000 00 00000000")]);
-    client.llc.confirm_rkey(token(511, 0), client.now);
+    client.llc.confirm_rkey(own(511, 0), client.now);
     let busy = Action::ConfirmRkeyDone {
-        token: token(511, 0),
+        tokens: own(511, 0),
         result: Err(RkeyError::Busy),
     };
     assert_eq!(client.actions(), [busy]);
