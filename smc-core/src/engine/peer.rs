@@ -169,5 +169,6 @@ pub(super) fn reset_block(link: &Link, slot: u32) {
         d.rx.passed.store(0, Relaxed);
         d.rx.unbounded.store(0, Relaxed);
         d.rx.notify.store(0, Relaxed);
+        d.rx.spare.store(0, Relaxed);
     }
 }

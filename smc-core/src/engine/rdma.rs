@@ -16,12 +16,15 @@ use std::time::{Duration, Instant};
 
 use super::device::Device;
 use super::outbox::Outbox;
+use super::tasks::IMMEDIATE;
 use crate::fabric::mapping;
 use crate::fabric::shm::{SEGMENT_LEN, SLOTS, TX_ABORT, TX_CLOSED};
 use crate::fabric::verbs::{self, Choice};
+use crate::link::conn::SPARE;
 use crate::link::llc::{Action, Config, Down, Llc, RkeyError, Role};
 use crate::link::rtoken::Rtokens;
 use crate::link::{Group, LANES, Lane, table};
+use crate::negotiate::clc::Terms;
 use crate::node::{LINK_POOL, Link};
 use crate::ring::pool::{RmbPool, Token};
 use crate::sys;
@@ -41,6 +44,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 const CONNECTING_LOOK: Duration = Duration::from_millis(50);
 /// After how long a full send queue is tried again.
 const FULL_TIME: Duration = Duration::from_millis(1);
+
+/// How long after a change of links peers that forget are asked how far they have read; then after twice the time.
+const INQUIRY_TIME: Duration = Duration::from_millis(250);
 
 /// See the module comment.
 pub(super) struct LinkGroup {
@@ -63,7 +69,9 @@ pub(super) struct LinkGroup {
     pub(super) client_gids: Vec<Gid>,
     max_conns: u8,
     /// Both ends are xsmc's, and understand immediate data.
-    pub(super) immediate: bool,
+    immediate: bool,
+    /// See [`crate::link::conn::Peer::forgets`].
+    forgets: bool,
     /// LLC messages for which the send queue had no room.
     unsent: Outbox,
     rmbs: RmbPool,
@@ -78,6 +86,8 @@ pub(super) struct LinkGroup {
     heard: [u64; LANES],
     /// A queue pair for one more link.
     wanted: Option<Wanted>,
+    /// When peers that forget are asked again how far they have read, and how often they have been.
+    inquiry: Option<(Instant, u32)>,
     /// In the dispatcher's table.
     listed: bool,
     /// When it is dropped whatever is outstanding.
@@ -135,6 +145,7 @@ impl LinkGroup {
             client_gids: Vec::new(),
             max_conns: 0,
             immediate: false,
+            forgets: false,
             unsent: Outbox::default(),
             rmbs: RmbPool::default(),
             mirrors: RmbPool::default(),
@@ -144,6 +155,7 @@ impl LinkGroup {
             life: 0,
             heard: [0; LANES],
             wanted: None,
+            inquiry: None,
             listed: false,
             until: None,
             down: None,
@@ -152,6 +164,12 @@ impl LinkGroup {
             reset: false,
             confirmed: Vec::new(),
         })
+    }
+
+    /// What both sides have agreed to.
+    pub(super) fn agree(&mut self, terms: Terms) {
+        self.immediate = terms.features & IMMEDIATE != 0;
+        self.forgets = !self.immediate && terms.max_links > 1;
     }
 
     pub(super) fn link(&self) -> &'static Link {
@@ -404,7 +422,21 @@ impl LinkGroup {
             self.group.poll();
             return Some(Instant::now() + FULL_TIME);
         }
-        self.llc.as_ref().and_then(Llc::next_timeout)
+        let inquiry = self.inquire();
+        let timeout = self.llc.as_ref().and_then(Llc::next_timeout);
+        timeout.into_iter().chain(inquiry).min()
+    }
+
+    /// Asks how far the peer has read, where it is time. Returns when to do so again.
+    fn inquire(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        if let Some((at, count)) = self.inquiry
+            && now >= at
+        {
+            let again = self.group.inquire() && count < SPARE;
+            self.inquiry = again.then(|| (now + INQUIRY_TIME * (1 << count), count + 1));
+        }
+        self.inquiry.map(|(at, _)| at)
     }
 
     /// Resets the TCP connections of a group that is down: the peer may not know of it by RDMA.

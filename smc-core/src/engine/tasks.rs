@@ -144,7 +144,7 @@ impl Engine {
         let (g, mtu) = self.new_group(h, llc::Role::Client, accept.system_id)?;
         let size = h.rmb_size;
         let group = self.group(g)?;
-        group.immediate = terms_of(accept).features & IMMEDIATE != 0;
+        group.agree(terms_of(accept));
         h.place = Some((g, u32::MAX));
         let (slot, _) = group.prepare(size, FIRST)?;
         h.place = Some((g, slot));
@@ -290,7 +290,7 @@ impl Engine {
         let group = self.group(g)?;
         h.place = Some((g, u32::MAX));
         group.client_gids.push(request.gid);
-        group.immediate = request.terms.features & IMMEDIATE != 0;
+        group.agree(request.terms);
         let (slot, end) = group.prepare(size, FIRST)?;
         h.place = Some((g, slot));
         group.announced(slot);

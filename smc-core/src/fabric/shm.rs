@@ -69,6 +69,8 @@ pub struct RxLine {
     pub unbounded: AtomicU32,
     /// How to tell this side that something changed: 0 not at all, else bell index + 1.
     pub notify: AtomicU32,
+    /// SMC-R: bytes of the ring that the sender leaves free.
+    pub spare: AtomicU32,
 }
 
 /// One direction of a connection.
@@ -103,6 +105,8 @@ pub const TX_ABORT: u32 = 8;
 pub const RX_READY: u32 = 1;
 /// The receiver wants this direction on TCP (until the flag is cleared).
 pub const RX_PINNED: u32 = 2;
+/// SMC-R: the sender is to write more however little room there is, as nothing else brings news of more room.
+pub const RX_ANY_ROOM: u32 = 4;
 
 /// A link's control segment. Side 0 is the process that connected.
 #[repr(C, align(4096))]

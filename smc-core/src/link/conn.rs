@@ -20,6 +20,13 @@
 //! In the other direction immediate data is only taken from the link on which the peer's last message came: it is a
 //! difference to what that said.
 //!
+//! Linux doesn't repeat a consumer cursor that was lost with the former link, neither by itself nor when it is asked,
+//! but answers the question ("consumer cursor update requested") with its program's next read. Where that has read
+//! everything before, there must be something more to read. So of the ring to such a peer ([`Peer::forgets`]) the
+//! program leaves [`SPARE`] bytes free, and after a change of links it is given one of them at a time, until there is
+//! an answer ([`Changes::inquiring`]); several, because the peer may still answer by the link that is dead. A program that
+//! has nothing more to send doesn't need to know what the peer has read.
+//!
 //! **Urgent data.** A message whose flags say "urgent data present" marks the byte before its producer cursor. As
 //! Linux speaks SMC-R, nothing behind that byte is announced until the peer's consumer cursor has passed it, and the
 //! receiver tells its cursor at once when it has. So there is one mark under way at most; where the program sets
@@ -34,6 +41,9 @@ use crate::wire::{RmbSize, Rtoken};
 /// A consumer cursor is told at the latest when this many bytes have been read since the last (RFC 7609 leaves
 /// it open; Linux uses the same bound), unless a tenth of the RMB is more.
 const UPDATE_MIN: u64 = 2304;
+
+/// Bytes of the ring to a peer that forgets its consumer cursor that are left free: so often can be asked for it.
+pub const SPARE: u32 = 8;
 
 /// What the program's side says: the connection block as read for [`Conn::next`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,8 +134,10 @@ pub struct Changes {
     pub urgent: u64,
     /// Whether anything is new to the program.
     pub news: bool,
-    /// Whether [`Conn::next`] has to be asked: bytes need no longer be withheld.
+    /// Whether [`Conn::next`] has to be asked: bytes need no longer be withheld, or the peer has a question.
     pub resume: bool,
+    /// The peer's consumer position may be beyond `cons`, and is learned only by writing more.
+    pub inquiring: bool,
 }
 
 /// The peer broke the protocol: the connection has to be aborted.
@@ -145,6 +157,8 @@ pub struct Peer {
     pub mirror_size: u32,
     /// Its slot, if it understands [`Immediate`]s.
     pub slot: Option<u32>,
+    /// It may change links, and doesn't repeat its consumer cursor then.
+    pub forgets: bool,
 }
 
 /// What is to be said first after a change of links.
@@ -172,6 +186,8 @@ pub struct Conn {
     /// Sequence number of the last message whose SEND has completed.
     acked_seq: u16,
     repeat: Repeat,
+    /// The peer has said nothing since a change of links, and may have forgotten to say how far it has read.
+    inquiring: bool,
     /// The peer's consumer position.
     peer_cons: u64,
     /// Sequence number of the last message we sent.
@@ -198,7 +214,9 @@ pub struct Conn {
     heard_urgent: u64,
     /// The peer has more to send than our RMB has room for.
     peer_blocked: bool,
-    /// The peer has asked for our consumer position.
+    /// The peer has asked for our consumer position, and has not been answered.
+    question: bool,
+    /// Nor has it been told of a new one since: it may mean the one after the next read, as Linux understands that.
     asked: bool,
     /// We broke the connection off: the peer violated the protocol.
     broken: bool,
@@ -214,6 +232,7 @@ impl Conn {
             acked: 0,
             acked_seq: 0,
             repeat: Repeat::No,
+            inquiring: false,
             peer_cons: 0,
             seq: 0,
             told: StateFlags::default(),
@@ -227,6 +246,7 @@ impl Conn {
             heard: StateFlags::default(),
             heard_urgent: 0,
             peer_blocked: false,
+            question: false,
             asked: false,
             broken: false,
         }
@@ -279,9 +299,14 @@ impl Conn {
         self.withheld
     }
 
-    /// Whether the peer has not read the last announced urgent byte, and still may.
-    fn awaits_urgent(&self) -> bool {
+    /// Whether the peer has not read the last announced urgent byte, as far as is known, and still may.
+    fn urgent_unread(&self) -> bool {
         self.peer_cons < self.told_urgent && !self.peer_ended()
+    }
+
+    /// Whether that is to be waited for: the peer will tell, or may not have the mark yet.
+    fn awaits_urgent(&self) -> bool {
+        self.urgent_unread() && (!self.inquiring || self.acked < self.told_urgent)
     }
 
     /// Whether the peer will read no more.
@@ -305,8 +330,14 @@ impl Conn {
     pub fn fail_over(&mut self, rmb: Rtoken) {
         if let Some(peer) = &mut self.peer {
             peer.rmb = rmb;
+            self.inquiring = peer.forgets;
             self.repeat = Repeat::Validation;
         }
+    }
+
+    /// See [`Changes::inquiring`].
+    pub fn is_inquiring(&self) -> bool {
+        self.inquiring
     }
 
     fn free_up_to(&self) -> u64 {
@@ -344,8 +375,10 @@ impl Conn {
         self.peer_lane = lane;
         self.peer_prod = prod;
         self.peer_cons = cons;
+        self.inquiring = false;
         self.heard = union(self.heard, m.state);
         self.peer_blocked = m.flags.write_blocked;
+        self.question |= m.flags.update_requested;
         self.asked |= m.flags.update_requested;
         if m.flags.urgent_present && prod > self.told_cons {
             self.heard_urgent = prod;
@@ -393,7 +426,8 @@ impl Conn {
             flags,
             urgent: self.heard_urgent,
             news,
-            resume: self.withheld && !self.awaits_urgent(),
+            resume: self.withheld && !self.awaits_urgent() || self.question,
+            inquiring: self.inquiring,
         }
     }
 
@@ -430,7 +464,7 @@ impl Conn {
         let prod = local.prod.clamp(self.sent, end.max(self.sent));
         self.withheld = !abort && prod < local.prod;
         let urgent_present = prod > self.sent && prod == local.urgent
-            || repeating && prod == self.told_urgent && self.awaits_urgent();
+            || repeating && prod == self.told_urgent && self.urgent_unread();
         let mut flags = StateFlags::default();
         if abort {
             flags.abort = true;
@@ -446,7 +480,8 @@ impl Conn {
         if !due {
             return None;
         }
-        let full = prod == fits;
+        let spare = if peer.forgets { SPARE } else { 0 };
+        let full = prod + u64::from(spare) >= fits;
         // What the peer has read needs no repetition; and one that has closed may use its RMB otherwise.
         let from = match repeating {
             true if self.peer_ended() => prod,
@@ -471,8 +506,9 @@ impl Conn {
         }
         self.sent = prod;
         self.told = flags;
+        self.asked &= cons == self.told_cons;
+        self.question = false;
         self.told_cons = cons;
-        self.asked = false;
         self.repeat = Repeat::No;
         Some(Outgoing {
             writes,
@@ -485,6 +521,7 @@ impl Conn {
                     write_blocked: self.told_blocked,
                     urgent_pending,
                     urgent_present,
+                    update_requested: self.inquiring,
                     ..ProducerFlags::default()
                 },
                 state: flags,
@@ -522,7 +559,7 @@ impl Conn {
     fn update_due(&self, cons: u64) -> bool {
         let unconfirmed = cons - self.told_cons;
         if unconfirmed == 0 {
-            return false;
+            return self.question;
         }
         let size = u64::from(self.own_size.bytes());
         let free = (self.told_cons + size).saturating_sub(self.peer_prod);

@@ -1,11 +1,13 @@
 //! Two connections wired back to back: an RDMA WRITE is a copy, a SEND a queue.
 
+mod failover;
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
 use super::Lane;
-use super::conn::{Conn, Immediate, Local, Mark, Outgoing, Peer, Violation};
+use super::conn::{Conn, Immediate, Local, Mark, Outgoing, Peer, SPARE, Violation};
 use crate::fabric::shm::{TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::wire::cdc::Cdc;
 use crate::wire::cursor::Cursor;
@@ -36,6 +38,10 @@ struct End {
     late: VecDeque<(Outgoing, Lane)>,
     sent: Vec<u8>,
     read: Vec<u8>,
+    /// Bytes of the ring that the program leaves free.
+    spare: u64,
+    /// It doesn't say again how far it has read, as Linux, and the peer knows that.
+    forgets: bool,
 }
 
 fn size(code: u8) -> RmbSize {
@@ -53,6 +59,7 @@ fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32, slot: Option<u32>) 
         size: peer,
         mirror_size: mirror,
         slot,
+        forgets: false,
     });
     End {
         conn,
@@ -71,12 +78,15 @@ fn end(own: RmbSize, peer: RmbSize, mirror: u32, token: u32, slot: Option<u32>) 
         uncompleted: VecDeque::new(),
         sent: Vec::new(),
         read: Vec::new(),
+        spare: 0,
+        forgets: false,
     }
 }
 
 impl End {
     fn write(&mut self, n: usize) {
         let room = self.mirror.len() as u64 - (self.local.prod - self.free_from);
+        let room = room.saturating_sub(self.spare);
         let n = (n as u64).min(room);
         for _ in 0..n {
             let byte = (self.sent.len() * 31 % 251) as u8;
@@ -111,8 +121,12 @@ impl End {
     }
 
     fn post(&mut self) {
-        if let Some(out) = self.conn.next(self.local) {
+        while let Some(out) = self.conn.next(self.local) {
+            let validation = out.cdc.flags.failover_validation;
             self.flight.push_back(out);
+            if !(validation || self.conn.is_inquiring() && self.conn.withholds()) {
+                break;
+            }
         }
     }
 
@@ -151,8 +165,8 @@ impl End {
         if c.urgent != self.heard_marks.last().copied().unwrap_or(0) {
             self.heard_marks.push(c.urgent);
         }
-        // What is behind the mark comes when that has been passed.
-        assert!(c.urgent <= self.local.cons || c.prod == c.urgent);
+        // What is behind the mark comes when that has been passed, but for a sender that can't know.
+        assert!(self.forgets || c.urgent <= self.local.cons || c.prod == c.urgent);
         if c.resume {
             self.post();
         }
@@ -173,6 +187,10 @@ impl End {
         }
         self.uncompleted.clear();
         self.lane = 1 - self.lane;
+        // A link takes the place of another one when all that had come by that has been looked at.
+        while to.late.iter().any(|(_, lane)| *lane == self.lane) {
+            to.take_late();
+        }
         let rmb = self.conn.peer().unwrap().rmb;
         self.conn.fail_over(rmb);
     }
@@ -186,6 +204,9 @@ impl End {
     fn complete(&mut self) {
         if let Some(mark) = self.uncompleted.pop_front() {
             self.free_from = self.conn.acked(mark);
+            if self.conn.is_inquiring() && self.conn.withholds() {
+                self.post();
+            }
         }
     }
 }
@@ -201,6 +222,16 @@ fn pair_with(a: u8, b: u8, mirror_halvings: u32, slot: Option<u32>) -> (End, End
         end(size(a), size(b), mirror, 2, slot),
         end(size(b), size(a), size(a).bytes(), 1, slot),
     )
+}
+
+/// Has the second end be one as Linux's.
+fn forgetful((mut a, mut b): (End, End)) -> (End, End) {
+    let peer = *a.conn.peer().unwrap();
+    let forgets = true;
+    a.conn.connect(Peer { forgets, ..peer });
+    a.spare = SPARE.into();
+    b.forgets = true;
+    (a, b)
 }
 
 /// Runs both ends until nothing moves any more.
@@ -232,10 +263,14 @@ proptest! {
     #[test]
     fn every_byte_arrives(
         sizes in (0u8..2, 0u8..2, 0u32..2), slot in proptest::option::of(0u32..4096),
-        failures in any::<bool>(),
+        (failures, forgets) in any::<(bool, bool)>(),
         steps in proptest::collection::vec((0u8..9, any::<bool>(), 0usize..40_000), 1..200),
     ) {
-        let (mut a, mut b) = pair_with(sizes.0, sizes.1, sizes.2, slot);
+        let mut ends = pair_with(sizes.0, sizes.1, sizes.2, slot);
+        if forgets && slot.is_none() {
+            ends = forgetful(ends);
+        }
+        let (mut a, mut b) = ends;
         for (what, first, n) in steps {
             let (x, y) = if first { (&mut a, &mut b) } else { (&mut b, &mut a) };
             match what {
@@ -411,78 +446,6 @@ fn a_peer_that_breaks_the_rules_is_told_an_abort() {
 }
 
 #[test]
-fn old_and_validating_messages_change_nothing() {
-    let (mut a, mut b) = pair(0, 0, 0);
-    a.write(10);
-    a.post();
-    let old = a.flight[0];
-    a.deliver(&mut b).unwrap();
-    a.write(10);
-    a.post();
-    a.deliver(&mut b).unwrap();
-    let c = b.conn.received(&old.cdc, 0).unwrap();
-    assert_eq!((c.prod, c.news), (20, false));
-    let mut validation = Cdc { seq: 2, ..old.cdc };
-    validation.flags.failover_validation = true;
-    assert!(!b.conn.received(&validation, 1).unwrap().news);
-    // One that never came.
-    validation.seq = 3;
-    assert_eq!(b.conn.received(&validation, 1), Err(Violation));
-}
-
-#[test]
-fn what_is_not_acknowledged_is_repeated_on_another_link() {
-    let (mut a, mut b) = pair_with(0, 0, 0, Some(9));
-    a.write(100);
-    a.local.flags |= TX_BLOCKED;
-    a.post();
-    a.deliver(&mut b).unwrap();
-    a.complete();
-    a.write(50);
-    a.post();
-    assert_eq!(a.flight[0].immediate, Some(9 << 20));
-    a.write(20);
-    a.local.flags |= TX_DONE | TX_CLOSED;
-    a.post();
-    a.fail_over(&mut b, 1);
-    a.post();
-    a.post();
-    let [validation, repeat] = [a.flight[0], a.flight[1]];
-    assert!(validation.cdc.flags.failover_validation);
-    assert_eq!((validation.cdc.seq, validation.cdc.token), (1, 2));
-    assert_eq!(validation.writes.map(|w| w.len), [0, 0]);
-    // All that was sent behind the first message, in one with a new number.
-    assert_eq!((repeat.cdc.seq, repeat.immediate), (3, None));
-    assert_eq!((repeat.writes[0].from, repeat.writes[0].len), (100, 70));
-    assert!(repeat.cdc.state.closed);
-    a.post();
-    assert_eq!(a.flight.len(), 2);
-    a.deliver(&mut b).unwrap();
-    a.deliver(&mut b).unwrap();
-    assert_eq!(b.peer_prod, 170);
-    // It is included.
-    b.take_late();
-    assert_eq!(b.peer_prod, 170);
-    b.read(170);
-    assert_eq!(a.sent, b.read);
-}
-
-#[test]
-fn a_peer_that_has_closed_is_written_nothing_again() {
-    let (mut a, mut b) = pair(0, 0, 0);
-    a.write(100);
-    a.post();
-    b.local.flags |= TX_CLOSED;
-    b.post();
-    b.deliver(&mut a).unwrap();
-    a.fail_over(&mut b, 0);
-    a.post();
-    a.post();
-    assert_eq!(a.flight.len(), 2);
-    assert!(a.flight.iter().flat_map(|o| o.writes).all(|w| w.len == 0));
-}
-
-#[test]
 fn an_abort_is_answered_with_an_abort() {
     let (mut a, mut b) = pair(0, 0, 0);
     a.local.flags |= TX_ABORT | TX_CLOSED;
@@ -494,20 +457,6 @@ fn an_abort_is_answered_with_an_abort() {
     b.post();
     let state = b.flight[0].cdc.state;
     assert!(state.abort && !state.closed && b.conn.over());
-}
-
-#[test]
-fn a_failover_that_has_lost_a_message_breaks_the_connection() {
-    let (mut a, mut b) = pair(0, 0, 0);
-    a.write(10);
-    a.post();
-    let mut validation = a.flight[0].cdc;
-    a.deliver(&mut b).unwrap();
-    validation.seq += 1;
-    validation.flags.failover_validation = true;
-    assert_eq!(b.conn.received(&validation, 0), Err(Violation));
-    b.post();
-    assert!(b.flight[0].cdc.state.abort);
 }
 
 #[test]
@@ -581,7 +530,7 @@ fn a_message_tells_of_an_urgent_byte_to_come() {
     a.write_urgent(1);
     a.read(10);
     a.post();
-    let m = a.flight[1].cdc;
+    let m = a.flight.back().unwrap().cdc;
     assert!(m.flags.urgent_pending && !m.flags.urgent_present);
     assert_eq!((m.producer.count, m.consumer.count), (1, 10));
 }

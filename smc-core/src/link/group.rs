@@ -26,13 +26,13 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU64, fence};
 
-use super::conn::{Changes, Immediate, Local, Outgoing, Violation};
+use super::conn::{Changes, Immediate, Local, Outgoing, SPARE, Violation};
 use super::pair::{self, Channels, Pair, Pairs};
 use super::state::{Entry, Flight, State};
 use super::{LANES, Lane};
 use crate::bitmap::Bitmap;
 use crate::engine::COUNTERS;
-use crate::fabric::shm::{SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
+use crate::fabric::shm::{RX_ANY_ROOM, SLOTS, TX_ABORT, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::fabric::verbs::{Completion, Event, Failure, POLL_BATCH, Wake, Write};
 use crate::lock::Lock;
 use crate::node::{self, Link};
@@ -419,6 +419,10 @@ impl Group {
         }
         inc.tx.prod.store(if over { prod } else { c.prod }, Release);
         out.rx.cons.store(c.cons, Release);
+        if !c.inquiring && out.rx.flags.load(Relaxed) & RX_ANY_ROOM != 0 {
+            out.rx.flags.fetch_and(!RX_ANY_ROOM, Relaxed);
+            out.rx.spare.store(SPARE, Relaxed);
+        }
         if c.flags != 0 {
             inc.tx.flags.fetch_or(c.flags, Release);
         }
@@ -439,6 +443,9 @@ impl Group {
             return;
         };
         let cons = entry.conn.acked(f.mark);
+        if entry.conn.is_inquiring() && entry.conn.withholds() {
+            state.stalled.set(slot);
+        }
         let out = &self.link.block(slot).dir[0];
         if out.rx.cons.swap(cons, SeqCst) != cons && out.tx.flags.load(Relaxed) & TX_BLOCKED != 0 {
             self.tell_program(slot);
@@ -493,6 +500,10 @@ impl Group {
             return;
         };
         let over = entry.conn.over();
+        // A message that validates a failover is followed at once by what it is about, and that by what is withheld in
+        // vain.
+        let more = due.cdc.flags.failover_validation
+            || entry.conn.is_inquiring() && entry.conn.withholds();
         let posted = post(pair, entry, &due, flight as u32);
         state.flights[lane][flight] = Flight {
             token: entry.token,
@@ -503,8 +514,7 @@ impl Group {
         state.counts.bytes_written += written;
         if !posted {
             self.failed(state, lane, Failure::LocalProtection);
-        } else if due.cdc.flags.failover_validation {
-            // What it is about follows at once.
+        } else if more {
             self.send_due(pairs, state, slot);
         } else if over {
             self.end(state, slot);

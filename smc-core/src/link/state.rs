@@ -113,8 +113,9 @@ impl State {
                 let mut busy = flights.iter().filter(|f| f.token != 0);
                 busy.clone().count() > flights.len() / 2
                     || busy.any(|f| {
-                        self.entry(f.token)
-                            .is_some_and(|(_, e)| e.conn.waits_for_ack() || e.conn.closed())
+                        self.entry(f.token).is_some_and(|(_, e)| {
+                            e.conn.waits_for_ack() || e.conn.closed() || e.conn.is_inquiring()
+                        })
                     })
             })
     }

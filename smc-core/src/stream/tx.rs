@@ -6,7 +6,7 @@ use core::sync::atomic::fence;
 use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, iovec};
 
 use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock};
-use crate::fabric::shm::{TX_BLOCKED, TX_CLOSED};
+use crate::fabric::shm::{RX_ANY_ROOM, TX_BLOCKED, TX_CLOSED};
 use crate::observe::Reason;
 use crate::ring::{Ring, iov_len};
 use crate::sys::{self, Errno, Result};
@@ -227,8 +227,13 @@ impl Sock {
             return Err(self.violation());
         }
         self.tx.cons.store(cons, Relaxed);
-        let used = self.in_ring(off, cons);
+        let used = self.in_ring(off, cons) + self.spare();
         Ok(usize::try_from(u64::from(self.tx_ring().size()).saturating_sub(used)).unwrap_or(0))
+    }
+
+    /// Bytes of the ring that are left free.
+    fn spare(&self) -> u64 {
+        self.out().rx.spare.load(Relaxed).into()
     }
 
     /// Whether the connection is over in both directions, so that nobody will make room in the ring. The
@@ -260,8 +265,11 @@ impl Sock {
             // Being negotiated.
             return false;
         }
+        let room = size.saturating_sub(self.in_ring(off, cons) + self.spare());
         // Without the lock the two may not belong together: then look again.
-        cons > off || size.saturating_sub(self.in_ring(off, cons)) * 4 >= size
+        cons > off
+            || room * 4 >= size
+            || room > 0 && self.out().rx.flags.load(Relaxed) & RX_ANY_ROOM != 0
     }
 
     /// Whether a blocked or polling sender should be told that there is room; `arm`: if not, ask for it.

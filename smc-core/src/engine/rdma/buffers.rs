@@ -175,6 +175,10 @@ impl LinkGroup {
             self.rmbs.ring(b.rmb)
         });
         let rx = rx.ok_or_else(|| self.shortage("RMB", sys::Errno::EINVAL))?;
+        if self.forgets {
+            let out = &self.link.block(slot).dir[0];
+            out.rx.spare.store(conn::SPARE, Relaxed);
+        }
         self.group.with(|s| {
             if let Some(entry) = s.get(slot) {
                 entry.element = element;
@@ -188,6 +192,7 @@ impl LinkGroup {
                     size: peer.rmb_size,
                     mirror_size: mirror.token.size,
                     slot: self.immediate.then(|| state::slot(peer.alert_token)),
+                    forgets: self.forgets,
                 });
             }
         });

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::super::device::Device;
 use super::super::run::Engine;
 use super::port::{Port, Remote};
-use super::{FIRST, LinkGroup};
+use super::{FIRST, INQUIRY_TIME, LinkGroup};
 use crate::fabric::verbs::{self, Choice, Failure};
 use crate::link::llc::{NewEnd, Role};
 use crate::link::{LANES, Lane};
@@ -207,6 +207,9 @@ impl LinkGroup {
             let known = llc.rtokens();
             self.group
                 .fail_over(lane, to, |rkey| known.get(lane, rkey)?[to]);
+            if self.forgets {
+                self.inquiry = Some((Instant::now() + INQUIRY_TIME, 1));
+            }
         }
         self.drop_port(lane);
     }

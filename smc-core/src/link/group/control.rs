@@ -1,6 +1,8 @@
 //! What the engine does with the links of a group.
 
-use crate::fabric::shm::SLOTS;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::fabric::shm::{RX_ANY_ROOM, SLOTS};
 use crate::fabric::verbs::{Failure, PostError, Region};
 use crate::link::pair::{self, Pair};
 use crate::link::{Group, Lane};
@@ -89,6 +91,26 @@ impl Group {
                 }
             }
         });
+    }
+
+    /// Has programs write a byte more to peers that don't say how far they have read since a change of links (see
+    /// [`super::conn`]). Whether there are any. Engine.
+    pub fn inquire(&self) -> bool {
+        self.with(|state| {
+            let mut any = false;
+            for slot in 0..SLOTS {
+                if state.get(slot).is_some_and(|e| e.conn.is_inquiring()) {
+                    any = true;
+                    let line = &self.link.block(slot).dir[0].rx;
+                    let spare = line.spare.load(Relaxed);
+                    line.spare.store(spare.saturating_sub(1), Relaxed);
+                    line.flags.fetch_or(RX_ANY_ROOM, SeqCst);
+                    self.tell_program(slot);
+                }
+            }
+            any
+        })
+        .unwrap_or(true)
     }
 
     /// Sends an LLC message. False: the send queue is full. Engine.
