@@ -6,6 +6,7 @@
  *
  *     echo COUNT SIZE      the client sends messages of SIZE bytes and waits for each to come back
  *     bulk BYTES           both send BYTES at once, and check what they get
+ *     bulks COUNT BYTES    the same on COUNT connections at once
  *     half-close BYTES     the client sends and shuts down; the server then sends, after it has seen the end
  *     abort BYTES          the server sends; the client closes without reading; the server is told of a reset (AF_SMC:
  *                          by sending only, receiving gives the end of the stream)
@@ -305,6 +306,32 @@ static void bulk(int fd, uint64_t bytes)
     expect_end(fd);
 }
 
+static void *bulk_of_one(void *argument)
+{
+    struct half *half = argument;
+    bulk(half->fd, half->bytes);
+    return NULL;
+}
+
+static void bulks(uint64_t count, uint64_t bytes)
+{
+    struct half halves[MOST_CONNECTIONS];
+    pthread_t threads[MOST_CONNECTIONS];
+    if (count > MOST_CONNECTIONS)
+        die("more than %d connections", MOST_CONNECTIONS);
+    for (uint64_t i = 0; i < count; i++)
+        halves[i] = (struct half){next_connection(), bytes};
+    for (uint64_t i = 0; i < count; i++)
+        if (pthread_create(&threads[i], NULL, bulk_of_one, &halves[i]) != 0)
+            die("cannot start a thread");
+    for (uint64_t i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+    puts("all came");
+    fflush(stdout);
+    for (uint64_t i = 0; i < count; i++)
+        close(halves[i].fd);
+}
+
 static void half_close(int fd, uint64_t bytes)
 {
     if (is_server()) {
@@ -395,6 +422,10 @@ static void exercise(char **words)
     const char *mode = words[0], *first = words[1], *second = first ? words[2] : NULL;
     if (strcmp(mode, "many") == 0) {
         many(number(first), number(second));
+        return;
+    }
+    if (strcmp(mode, "bulks") == 0) {
+        bulks(number(first), number(second));
         return;
     }
     int fd = next_connection();
