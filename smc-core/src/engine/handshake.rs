@@ -30,9 +30,9 @@ use crate::wire::{Eid, Gid};
 
 /// Connections that one of our link groups takes; the most that the protocol can say.
 const MAX_CONNS: u8 = 255;
-/// Links of a group. A server with a single port agrees to one: a second would need another port, and the client would
-/// wait for it. A client says no to a second link that makes no sense.
+/// Links of a group, where there is another port; a side with a single one says 1.
 const MAX_LINKS: u8 = 2;
+
 /// What a handshake waits for, besides the peer's messages.
 pub(super) enum Wait {
     Nothing,
@@ -260,7 +260,7 @@ impl Engine {
             (Some(remote), Some(choice)) => remote.others(choice),
             _ => Vec::new(),
         };
-        if server && others.is_empty() {
+        if others.is_empty() {
             config.max_links = 1;
         }
         log::debug!(
