@@ -24,7 +24,8 @@ use super::{Action, Down, Llc, RESPONSE_TIME, Role, State};
 use crate::link::rtoken::Rtokens;
 use crate::link::{LANES, Lane};
 use crate::wire::llc::{
-    AddLink, AddLinkAnswer, AddLinkExtension, Body, DeleteLink, DeleteReason, RmbEntry, Version,
+    AddLink, AddLinkAnswer, AddLinkExtension, Body, DeleteLink, DeleteReason, RmbEntry, TestLink,
+    Version,
 };
 use crate::wire::{Gid, Mac, Mtu, Psn, Qpn};
 
@@ -209,6 +210,49 @@ impl Llc {
                 self.send(lane, self.config.version, body);
             }
         }
+    }
+
+    /// Tests the links at once: the peer has reset a TCP connection, as it does when it has given the group up and can't
+    /// say so on a link.
+    pub fn doubt(&mut self, now: Instant) {
+        if !self.is_up() {
+            return;
+        }
+        for lane in 0..LANES {
+            if self.test_end(lane).is_none() {
+                self.test(lane, now);
+            }
+        }
+        self.doubted = true;
+    }
+
+    /// Whether such a test is still to be answered: until then nobody knows whether a new connection may use the group.
+    pub fn in_doubt(&self) -> bool {
+        self.is_up() && self.doubted && (0..LANES).any(|lane| self.test_end(lane).is_some())
+    }
+
+    pub(super) fn test(&mut self, lane: Lane, now: Instant) {
+        if let Some(link) = self.links.get_mut(lane).and_then(Option::as_mut)
+            && link.up
+        {
+            link.test_until = Some(now + RESPONSE_TIME);
+            let body = Body::TestLink(TestLink::default());
+            self.send(lane, self.config.version, body);
+        }
+    }
+
+    /// When a link is to be tested.
+    pub(super) fn next_test(&self, lane: Lane) -> Option<Instant> {
+        let link = self.links.get(lane)?.as_ref()?;
+        if !self.is_up() || !link.up || link.test_until.is_some() {
+            return None;
+        }
+        link.heard.checked_add(self.config.keepalive?)
+    }
+
+    /// Until when the test of a link has to be answered.
+    pub(super) fn test_end(&self, lane: Lane) -> Option<Instant> {
+        self.links.get(lane)?.as_ref()?.test_until
     }
 
     /// The link carries nothing any more: completion with an error, port down, device gone.

@@ -31,7 +31,7 @@ use super::rtoken::{Full, RtokenTable, Rtokens};
 use super::{LANES, Lane};
 use crate::wire::llc::{
     Body, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey, LinkRtoken, Message,
-    Rkeys, TestLink, Version,
+    Rkeys, Version,
 };
 use links::{Adding, Link};
 use receive::Delayed;
@@ -341,25 +341,6 @@ impl Llc {
         }
     }
 
-    /// Tests the links at once: the peer has reset a TCP connection, as it does when it has given the group up and can't
-    /// say so on a link.
-    pub fn doubt(&mut self, now: Instant) {
-        if !self.is_up() {
-            return;
-        }
-        for lane in 0..LANES {
-            if self.test_end(lane).is_none() {
-                self.test(lane, now);
-            }
-        }
-        self.doubted = true;
-    }
-
-    /// Whether such a test is still to be answered: until then nobody knows whether a new connection may use the group.
-    pub fn in_doubt(&self) -> bool {
-        self.is_up() && self.doubted && (0..LANES).any(|lane| self.test_end(lane).is_some())
-    }
-
     /// Ends the group at once, while the link works.
     pub fn terminate(&mut self, reason: DeleteReason) {
         if matches!(self.state, State::Down) {
@@ -432,30 +413,6 @@ impl Llc {
                 until: now + RESPONSE_TIME,
             };
         }
-    }
-
-    fn test(&mut self, lane: Lane, now: Instant) {
-        if let Some(link) = self.links.get_mut(lane).and_then(Option::as_mut)
-            && link.up
-        {
-            link.test_until = Some(now + RESPONSE_TIME);
-            let body = Body::TestLink(TestLink::default());
-            self.send(lane, self.config.version, body);
-        }
-    }
-
-    /// When a link is to be tested.
-    fn next_test(&self, lane: Lane) -> Option<Instant> {
-        let link = self.links.get(lane)?.as_ref()?;
-        if !self.is_up() || !link.up || link.test_until.is_some() {
-            return None;
-        }
-        link.heard.checked_add(self.config.keepalive?)
-    }
-
-    /// Until when the test of a link has to be answered.
-    fn test_end(&self, lane: Lane) -> Option<Instant> {
-        self.links.get(lane)?.as_ref()?.test_until
     }
 
     /// When the group is to be ended because it isn't used.
