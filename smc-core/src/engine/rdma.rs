@@ -45,7 +45,8 @@ const CONNECTING_LOOK: Duration = Duration::from_millis(50);
 /// After how long a full send queue is tried again.
 const FULL_TIME: Duration = Duration::from_millis(1);
 
-/// How long after a change of links peers that forget are asked how far they have read; then after twice the time.
+/// How long after a change of links peers that forget are asked how far they have read, unless they say before that they
+/// have changed, too; then after twice the time, up to eight times.
 const INQUIRY_TIME: Duration = Duration::from_millis(250);
 
 /// See the module comment.
@@ -368,12 +369,17 @@ impl LinkGroup {
             // What broke a queue pair may complete after what was flushed for it.
             self.group.poll();
             let (mut messages, mut ended, mut failures) = (Vec::new(), Vec::new(), [None; LANES]);
+            let mut moved = false;
             self.group.with(|s| {
                 s.take_llc(|lane, m| messages.push((lane, m.to_vec())));
                 s.take_ended(|slot| ended.push(slot));
                 failures = s.failures();
+                moved = core::mem::take(&mut s.moved);
             });
             let now = Instant::now();
+            if let Some((at, _)) = self.inquiry.as_mut().filter(|_| moved) {
+                *at = now;
+            }
             let before = core::mem::replace(&mut self.failures, failures);
             for (failure, before) in failures.iter().zip(before) {
                 // A queue pair that is ended is flushed, too.
@@ -434,7 +440,7 @@ impl LinkGroup {
             && now >= at
         {
             let again = self.group.inquire() && count < SPARE;
-            self.inquiry = again.then(|| (now + INQUIRY_TIME * (1 << count), count + 1));
+            self.inquiry = again.then(|| (now + INQUIRY_TIME * (1 << count.min(3)), count + 1));
         }
         self.inquiry.map(|(at, _)| at)
     }

@@ -319,6 +319,10 @@ impl Group {
             return;
         };
         let changes = entry.conn.received(m, lane);
+        if m.flags.failover_validation && entry.conn.is_inquiring() {
+            state.moved = true;
+            self.call_engine();
+        }
         self.take(pairs, state, slot, changes);
     }
 

@@ -76,6 +76,8 @@ pub struct State {
     pub(super) inbox: Vec<u8>,
     /// A message that validates a failover is being looked at: see `Group::received`.
     pub(super) validating: bool,
+    /// A peer that forgets how far it has read has moved a connection to another link: it is to be asked now.
+    pub moved: bool,
     /// Connections that have ended.
     pub(super) ended: Bitmap,
     pub(super) counts: Counts,
@@ -94,6 +96,7 @@ impl State {
             awaits_room: false,
             inbox: Vec::with_capacity(INBOX),
             validating: false,
+            moved: false,
             ended: Bitmap::new(),
             counts: Counts::default(),
         }
