@@ -55,6 +55,8 @@ pub struct Group {
     watching: Lock,
     /// When a program thread last went to sleep on the channel, ns.
     dozed: AtomicU64,
+    /// An event of a channel has woken somebody, and lies there still.
+    unread: AtomicBool,
     /// The engine is wanted: an LLC message came, a connection has ended, or the queue pair has failed.
     attention: AtomicBool,
     /// Connections to which urgent data has come, whose owners have not been sent SIGURG.
@@ -78,6 +80,7 @@ impl Group {
             watched: AtomicBool::new(false),
             watching: Lock::new(),
             dozed: AtomicU64::new(0),
+            unread: AtomicBool::new(false),
             attention: AtomicBool::new(false),
             urgent: Bitmap::new(),
         }))
@@ -201,6 +204,7 @@ impl Group {
         };
         // SAFETY: under the lock.
         let (pairs, state) = unsafe { &mut *self.guarded.get() };
+        self.take_read(pairs);
         self.poll_locked(pairs, state);
         if !state.is_dead() {
             // Completions of our own messages matter only to whoever waits for them.

@@ -1,5 +1,7 @@
 //! The queue pairs of a group, one for each link, and the descriptor that tells of completions on any of them.
 
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicI32, AtomicU32};
 use std::sync::Arc;
 
 use super::{LANES, Lane};
@@ -42,15 +44,31 @@ pub(super) fn arm(pairs: &Pairs, wake: Wake) {
 
 /// Readable when an armed completion queue of any link has something: an epoll instance over their channels, so that
 /// whoever waits need not know which links there are.
-pub(super) struct Channels(i32);
+pub(super) struct Channels {
+    epoll: i32,
+    queues: AtomicU32,
+    /// See [`Channels::nearest`].
+    nearest: AtomicI32,
+}
 
 impl Channels {
     pub(super) fn new() -> sys::Result<Channels> {
-        fds::make_private(|keep| sys::epoll_create().map(|fd| Channels(keep(fd))))
+        let epoll = fds::make_private(|keep| sys::epoll_create().map(keep))?;
+        Ok(Channels {
+            epoll,
+            queues: AtomicU32::new(0),
+            nearest: AtomicI32::new(epoll),
+        })
     }
 
     pub(super) fn fd(&self) -> i32 {
-        self.0
+        self.epoll
+    }
+
+    /// The same with less work for the kernel, for a thread that has a bell as well: while there is but one queue, its own
+    /// channel. Who sleeps on that when another link comes is told of what comes by that one by its bell.
+    pub(super) fn nearest(&self) -> i32 {
+        self.nearest.load(Relaxed)
     }
 
     pub(super) fn add(&self, queue: &Queue) -> sys::Result<()> {
@@ -58,16 +76,22 @@ impl Channels {
             events: libc::EPOLLIN as u32,
             u64: 0,
         };
-        sys::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, queue.fd(), Some(&ev))
+        sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_ADD, queue.fd(), Some(&ev))?;
+        let first = self.queues.fetch_add(1, Relaxed) == 0;
+        let nearest = if first { queue.fd() } else { self.epoll };
+        self.nearest.store(nearest, Relaxed);
+        Ok(())
     }
 
     pub(super) fn remove(&self, queue: &Queue) {
-        let _ = sys::epoll_ctl(self.0, libc::EPOLL_CTL_DEL, queue.fd(), None);
+        self.queues.fetch_sub(1, Relaxed);
+        self.nearest.store(self.epoll, Relaxed);
+        let _ = sys::epoll_ctl(self.epoll, libc::EPOLL_CTL_DEL, queue.fd(), None);
     }
 }
 
 impl Drop for Channels {
     fn drop(&mut self) {
-        fds::close_private(self.0);
+        fds::close_private(self.epoll);
     }
 }
