@@ -470,8 +470,7 @@ impl Group {
 
     fn call_engine(&self) {
         self.attention.store(true, SeqCst);
-        fence(SeqCst);
-        node::ring_own(node::ENGINE_BELL);
+        node::call_engine();
     }
 
     /// Sends what is due for the connection at `slot`.
