@@ -307,6 +307,7 @@ impl Sock {
             &self.rx.reset_told,
             &self.spin_ns,
             &self.hold,
+            &self.dry,
         ] {
             a.store(0, Relaxed);
         }
@@ -467,5 +468,23 @@ impl Sock {
     pub fn pin(&self, r: Reason) {
         self.pinned.store(1, Relaxed);
         self.note(r);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The object is used again for another socket, of which nothing is known.
+    #[test]
+    fn empty_reads_of_another_socket_do_not_count() {
+        let s = Sock::default();
+        (0..DRY_READS).for_each(|_| s.read_nothing());
+        assert!(!s.has(F_AWAITED));
+        s.reset(0);
+        s.read_nothing();
+        assert!(!s.has(F_AWAITED));
+        (0..DRY_READS).for_each(|_| s.read_nothing());
+        assert!(s.has(F_AWAITED));
     }
 }
