@@ -213,11 +213,7 @@ impl Group {
             } else {
                 Wake::Solicited
             };
-            for pair in pairs.iter().flatten() {
-                if let Err(e) = pair.queue.arm(wake) {
-                    log::warn!("{e}");
-                }
-            }
+            pair::arm(pairs, wake);
             self.poll_locked(pairs, state);
         }
         drop(g);

@@ -46,14 +46,9 @@ pub fn set_limit(bytes: Option<u64>) {
     LIMIT.store(bytes.unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Bytes of the chunks that exist.
-pub fn taken() -> u64 {
-    TAKEN.load(Relaxed)
-}
-
 /// Counts one more chunk, if there may be one. Engine only.
 pub fn take() -> sys::Result<()> {
-    let (taken, limit, now) = (taken(), LIMIT.load(Relaxed), sys::now_ns());
+    let (taken, limit, now) = (TAKEN.load(Relaxed), LIMIT.load(Relaxed), sys::now_ns());
     let more = u64::from(CHUNK);
     if now < LOOK_AGAIN.load(Relaxed)
         || taken + more > limit

@@ -16,7 +16,7 @@ use crate::link::conn::{self, Conn};
 use crate::link::rtoken::Rtokens;
 use crate::link::state::{self, Entry};
 use crate::link::{LANES, Lane};
-use crate::ring::pool::Token;
+use crate::ring::pool::{Rmb, RmbPool, Token};
 use crate::ring::{CHUNK, MIN_SIZE, Ring, size_class};
 use crate::sys;
 use crate::wire::clc::{ConnEnd, Diagnosis};
@@ -62,13 +62,7 @@ impl LinkGroup {
         let slot = (0..SLOTS)
             .find(|slot| !self.slots.contains_key(slot))
             .ok_or_else(|| self.shortage("slots", sys::Errno::ENOSPC))?;
-        let (rmb, new) = self
-            .rmbs
-            .alloc(size_class(size))
-            .map_err(|errno| self.shortage("RMB", errno))?;
-        if let Some(new) = new {
-            crate::fds::close_private(new.fd);
-        }
+        let rmb = take(&mut self.rmbs, size).map_err(|errno| self.shortage("RMB", errno))?;
         let named = self.tokens(rmb.token, rmb.ring).and_then(|tokens| {
             match (self.port(lane), tokens[lane]) {
                 (Some(port), Some(token)) => Ok((tokens, port.end(), token)),
@@ -161,13 +155,8 @@ impl LinkGroup {
         }
         let rmb = rmb.ok_or_else(|| self.shortage("RToken", sys::Errno::ENOENT))?;
         let mirror_size = peer.rmb_size.bytes().clamp(MIN_SIZE, CHUNK);
-        let (mirror, new) = self
-            .mirrors
-            .alloc(size_class(mirror_size))
-            .map_err(|errno| self.shortage("mirror", errno))?;
-        if let Some(new) = new {
-            crate::fds::close_private(new.fd);
-        }
+        let mirror = take(&mut self.mirrors, mirror_size);
+        let mirror = mirror.map_err(|errno| self.shortage("mirror", errno))?;
         self.register_mirror(mirror.token, mirror.ring)
             .inspect_err(|_| self.mirrors.free(mirror.token))?;
         let rx = self.slots.get_mut(&slot).and_then(|b| {
@@ -251,6 +240,15 @@ impl LinkGroup {
             llc.set_connections(self.slots.len(), Instant::now());
         }
     }
+}
+
+/// A ring from a pool whose chunks no other process maps.
+fn take(pool: &mut RmbPool, size: u32) -> sys::Result<Rmb> {
+    let (rmb, new) = pool.alloc(size_class(size))?;
+    if let Some(new) = new {
+        crate::fds::close_private(new.fd);
+    }
+    Ok(rmb)
 }
 
 /// [`CLOSE_TIME`]. Tests can't wait for so long.

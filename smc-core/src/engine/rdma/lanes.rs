@@ -198,11 +198,8 @@ impl LinkGroup {
         if let Some(port) = self.port(lane) {
             port.stop();
         }
-        let llc = self.llc.as_ref();
-        let other = (0..self.ports.len()).find(|other| {
-            *other != lane && llc.and_then(|llc| llc.link(*other)).is_some_and(|l| l.1)
-        });
-        if let (Some(to), Some(llc)) = (other, llc) {
+        let other = (0..LANES).find(|other| *other != lane && self.is_link_up(*other));
+        if let (Some(to), Some(llc)) = (other, &self.llc) {
             log::info!("link group {}: goes on with one link", self.id);
             let known = llc.rtokens();
             self.group
@@ -227,26 +224,25 @@ impl LinkGroup {
         }
     }
 
+    /// Whether connections may use a link.
+    fn is_link_up(&self, lane: Lane) -> bool {
+        let link = self.llc.as_ref().and_then(|llc| llc.link(lane));
+        link.is_some_and(|(_, up)| up)
+    }
+
     /// The link to the peer's queue pair of this number and GID, that connections may use.
     pub(in crate::engine) fn lane_to(&self, which: impl Fn(&Remote) -> bool) -> Option<Lane> {
-        let llc = self.llc.as_ref()?;
-        let up = |lane: Lane| llc.link(lane).is_some_and(|(_, up)| up);
         let mut ports = self.ports.iter().enumerate();
         let found = ports.find(|(lane, port)| {
             let remote = port.as_ref().and_then(|port| port.remote);
-            up(*lane) && remote.is_some_and(|r| which(&r))
+            self.is_link_up(*lane) && remote.is_some_and(|r| which(&r))
         });
         found.map(|(lane, _)| lane)
     }
 
     /// Server: the link for one more connection: by turns.
     pub(in crate::engine) fn next_lane(&self) -> Lane {
-        let llc = self.llc.as_ref();
-        let up = |lane: &Lane| {
-            llc.and_then(|llc| llc.link(*lane))
-                .is_some_and(|(_, up)| up)
-        };
-        let lanes: Vec<_> = (0..self.ports.len()).filter(up).collect();
+        let lanes: Vec<_> = (0..LANES).filter(|lane| self.is_link_up(*lane)).collect();
         let turn = self.connections() % lanes.len().max(1);
         lanes.get(turn).copied().unwrap_or(FIRST)
     }
@@ -273,12 +269,10 @@ impl LinkGroup {
 
     /// A port of this device works no more. Where there is a link at another one, it isn't waited for.
     pub(in crate::engine) fn port_down(&mut self, device: &Device, number: u8) {
-        let llc = self.llc.as_ref();
-        let up = |lane: Lane| llc.and_then(|llc| llc.link(lane)).is_some_and(|l| l.1);
         let is_at = |port: &Port| port.is_on(device) && port.choice.port == number;
         let ports = || self.ports.iter().enumerate();
         let ports = || ports().filter_map(|(lane, port)| Some((lane, port.as_ref()?)));
-        if ports().any(|(lane, port)| up(lane) && !is_at(port)) {
+        if ports().any(|(lane, port)| self.is_link_up(lane) && !is_at(port)) {
             for (lane, _) in ports().filter(|(_, port)| is_at(port)) {
                 self.group.fail(lane, Failure::Flushed);
             }
