@@ -2,7 +2,6 @@
 
 import glob
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -11,32 +10,6 @@ import time
 
 from harness.behave import check
 from harness.net import *
-
-
-def serve_epoll(listener, total):
-    """Echoes on all connections through one epoll set until `total` of them have ended."""
-    epoll = select.epoll()
-    listener.setblocking(False)
-    epoll.register(listener, EPOLLIN)
-    open_now, ended = {}, 0
-    while ended < total:
-        for fd, _ in epoll.poll(10):
-            if fd == listener.fileno():
-                try:
-                    while True:
-                        sock = listener.accept()[0]
-                        open_now[sock.fileno()] = sock
-                        epoll.register(sock, EPOLLIN)
-                except BlockingIOError:
-                    continue
-            data = open_now[fd].recv(65536) if fd in open_now else None
-            if data:
-                open_now[fd].sendall(data)
-            elif data is not None:
-                open_now.pop(fd).close()
-                ended += 1
-    assert not open_now
-    return ended
 
 
 @check(seconds=40)

@@ -72,8 +72,20 @@ static void attach_string(struct message *message, uint16_t type, const char *te
     attach(message, type, text, strlen(text) + 1);
 }
 
-/* Sends the message. Gives 0 or an errno value from the kernel; *family gets the family number of an answer with one. */
-static int exchange(int fd, struct message *message, uint16_t *family)
+/* Copies the attribute of this type to `value`, if it is among `left` bytes of attributes. */
+static void find_attribute(const struct nlattr *attribute, int left, uint16_t type, void *value, size_t size)
+{
+    while (left >= NLA_HDRLEN && attribute->nla_len >= NLA_HDRLEN && attribute->nla_len <= left) {
+        if (attribute->nla_type == type)
+            memcpy(value, (const char *)attribute + NLA_HDRLEN, size);
+        left -= NLA_ALIGN(attribute->nla_len);
+        attribute = (const struct nlattr *)((const char *)attribute + NLA_ALIGN(attribute->nla_len));
+    }
+}
+
+/* Sends the message, and hands answers with attributes to `take`, if that isn't NULL. Gives 0 or an errno value from the
+   kernel. */
+static int exchange(int fd, struct message *message, void (*take)(const struct nlattr *, int left, void *to), void *to)
 {
     char answer[8192];
     if (send(fd, message, message->head.nlmsg_len, 0) < 0)
@@ -84,18 +96,20 @@ static int exchange(int fd, struct message *message, uint16_t *family)
             die("cannot receive from netlink: %m");
         struct nlmsghdr *head = (struct nlmsghdr *)answer;
         for (; NLMSG_OK(head, got); head = NLMSG_NEXT(head, got)) {
+            if (head->nlmsg_type == NLMSG_DONE)
+                return 0;
             if (head->nlmsg_type == NLMSG_ERROR)
                 return -((struct nlmsgerr *)NLMSG_DATA(head))->error;
-            int left = head->nlmsg_len - NLMSG_LENGTH(GENL_HDRLEN);
-            struct nlattr *attribute = (struct nlattr *)((char *)NLMSG_DATA(head) + GENL_HDRLEN);
-            while (left >= NLA_HDRLEN && attribute->nla_len >= NLA_HDRLEN && attribute->nla_len <= left) {
-                if (family && attribute->nla_type == CTRL_ATTR_FAMILY_ID)
-                    memcpy(family, (char *)attribute + NLA_HDRLEN, sizeof *family);
-                left -= NLA_ALIGN(attribute->nla_len);
-                attribute = (struct nlattr *)((char *)attribute + NLA_ALIGN(attribute->nla_len));
-            }
+            if (take)
+                take((struct nlattr *)((char *)NLMSG_DATA(head) + GENL_HDRLEN),
+                     head->nlmsg_len - NLMSG_LENGTH(GENL_HDRLEN), to);
         }
     }
+}
+
+static void take_family(const struct nlattr *attributes, int left, void *family)
+{
+    find_attribute(attributes, left, CTRL_ATTR_FAMILY_ID, family, sizeof(uint16_t));
 }
 
 static uint16_t find_family(int fd, const char *name)
@@ -104,7 +118,7 @@ static uint16_t find_family(int fd, const char *name)
     uint16_t family = 0;
     begin(&message, GENL_ID_CTRL, CTRL_CMD_GETFAMILY);
     attach_string(&message, CTRL_ATTR_FAMILY_NAME, name);
-    int error = exchange(fd, &message, &family);
+    int error = exchange(fd, &message, take_family, &family);
     if (error || !family)
         die("the kernel has no netlink family %s (%s); is the module smc loaded?", name, strerror(error));
     return family;
@@ -119,14 +133,14 @@ static int add_ueid(int fd, const char *name)
     snprintf(padded, sizeof padded, "%-*s", EID_LENGTH, name);
     begin(&message, find_family(fd, SMC_GENL_FAMILY_NAME), SMC_NETLINK_ADD_UEID);
     attach_string(&message, SMC_NLA_EID_TABLE_ENTRY, padded);
-    return exchange(fd, &message, NULL);
+    return exchange(fd, &message, NULL, NULL);
 }
 
 static int flush_ueids(int fd)
 {
     struct message message;
     begin(&message, find_family(fd, SMC_GENL_FAMILY_NAME), SMC_NETLINK_FLUSH_UEID);
-    return exchange(fd, &message, NULL);
+    return exchange(fd, &message, NULL, NULL);
 }
 
 static int add_pnet(int fd, const char *name, const char *ethernet, const char *rdma)
@@ -138,29 +152,22 @@ static int add_pnet(int fd, const char *name, const char *ethernet, const char *
     attach_string(&message, SMC_PNETID_ETHNAME, ethernet);
     attach_string(&message, SMC_PNETID_IBNAME, rdma);
     attach(&message, SMC_PNETID_IBPORT, &port, sizeof port);
-    return exchange(fd, &message, NULL);
+    return exchange(fd, &message, NULL, NULL);
 }
 
-/* Prints one message of the kernel's table of fallbacks. */
-static void print_fallback(struct nlmsghdr *head)
+/* Prints one entry of the kernel's table of fallbacks. */
+static void print_fallback(const struct nlattr *nest, int left, void *unused)
 {
-    struct nlattr *nest = (struct nlattr *)((char *)NLMSG_DATA(head) + GENL_HDRLEN), *attribute = nest + 1;
-    if (head->nlmsg_len < NLMSG_LENGTH(GENL_HDRLEN) + NLA_HDRLEN)
-        return;
     uint8_t is_server = 0;
     uint16_t count = 0;
     uint32_t reason = 0;
-    for (int left = nest->nla_len - NLA_HDRLEN;
-         left >= NLA_HDRLEN && attribute->nla_len >= NLA_HDRLEN && attribute->nla_len <= left;
-         left -= NLA_ALIGN(attribute->nla_len),
-         attribute = (struct nlattr *)((char *)attribute + NLA_ALIGN(attribute->nla_len))) {
-        if (attribute->nla_type == SMC_NLA_FBACK_STATS_TYPE)
-            memcpy(&is_server, attribute + 1, sizeof is_server);
-        else if (attribute->nla_type == SMC_NLA_FBACK_STATS_RSN_CODE)
-            memcpy(&reason, attribute + 1, sizeof reason);
-        else if (attribute->nla_type == SMC_NLA_FBACK_STATS_RSN_CNT)
-            memcpy(&count, attribute + 1, sizeof count);
-    }
+    (void)unused;
+    if (left < NLA_HDRLEN || nest->nla_len < NLA_HDRLEN || nest->nla_len > left)
+        return;
+    left = nest->nla_len - NLA_HDRLEN;
+    find_attribute(nest + 1, left, SMC_NLA_FBACK_STATS_TYPE, &is_server, sizeof is_server);
+    find_attribute(nest + 1, left, SMC_NLA_FBACK_STATS_RSN_CODE, &reason, sizeof reason);
+    find_attribute(nest + 1, left, SMC_NLA_FBACK_STATS_RSN_CNT, &count, sizeof count);
     if (count)
         printf("%s 0x%08x %u\n", is_server ? "server" : "client", reason, count);
 }
@@ -168,24 +175,9 @@ static void print_fallback(struct nlmsghdr *head)
 static int print_fallbacks(int fd)
 {
     struct message message;
-    char answer[8192];
     begin(&message, find_family(fd, SMC_GENL_FAMILY_NAME), SMC_NETLINK_GET_FBACK_STATS);
     message.head.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
-    if (send(fd, &message, message.head.nlmsg_len, 0) < 0)
-        die("cannot send to netlink: %m");
-    for (;;) {
-        ssize_t got = recv(fd, answer, sizeof answer, 0);
-        if (got < 0)
-            die("cannot receive from netlink: %m");
-        struct nlmsghdr *head = (struct nlmsghdr *)answer;
-        for (; NLMSG_OK(head, got); head = NLMSG_NEXT(head, got)) {
-            if (head->nlmsg_type == NLMSG_DONE)
-                return 0;
-            if (head->nlmsg_type == NLMSG_ERROR)
-                return -((struct nlmsgerr *)NLMSG_DATA(head))->error;
-            print_fallback(head);
-        }
-    }
+    return exchange(fd, &message, print_fallback, NULL);
 }
 
 static void reseed(const char *hex)

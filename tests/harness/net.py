@@ -126,6 +126,32 @@ def echo_server(listener, connections):
         echo_end(listener.accept()[0])
 
 
+def serve_epoll(listener, total):
+    """Echoes on all connections through one epoll set until `total` of them have ended."""
+    epoll = select.epoll()
+    listener.setblocking(False)
+    epoll.register(listener, EPOLLIN)
+    open_now, ended = {}, 0
+    while ended < total:
+        for fd, _ in epoll.poll(10):
+            if fd == listener.fileno():
+                try:
+                    while True:
+                        sock = listener.accept()[0]
+                        open_now[sock.fileno()] = sock
+                        epoll.register(sock, EPOLLIN)
+                except BlockingIOError:
+                    continue
+            data = open_now[fd].recv(65536) if fd in open_now else None
+            if data:
+                open_now[fd].sendall(data)
+            elif data is not None:
+                open_now.pop(fd).close()
+                ended += 1
+    assert not open_now
+    return ended
+
+
 def fails(number, function, *args, **keywords):
     """Asserts that a call fails with this error number (or one of these)."""
     numbers = number if isinstance(number, tuple) else (number,)
