@@ -53,6 +53,12 @@ impl Engine {
                 continue;
             };
             match h.wait {
+                Wait::Seen(task, until) => {
+                    self.task(&mut h, task);
+                    if matches!(h.wait, Wait::Seen(..)) {
+                        note(Some(until));
+                    }
+                }
                 Wait::Connect(message) => self.check_connected(&mut h, message),
                 Wait::Link => self.check_link(&mut h),
                 Wait::SecondLink => self.check_second_link(&mut h),

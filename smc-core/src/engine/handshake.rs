@@ -11,7 +11,7 @@ use std::time::Instant;
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, iovec};
 
 use super::COUNTERS;
-use super::machine::Machine;
+use super::machine::{Machine, Task};
 use super::run::Engine;
 use super::tasks::IMMEDIATE;
 use crate::fabric::verbs::Choice;
@@ -36,6 +36,9 @@ const MAX_LINKS: u8 = 2;
 /// What a handshake waits for, besides the peer's messages.
 pub(super) enum Wait {
     Nothing,
+    /// Client: that the program is seen to wait for the connection, or the time when it is too late for that; then this is
+    /// done.
+    Seen(Task, Instant),
     /// The queue pair's step to where it can receive; then this message, an Accept or a Confirm, is gone on with.
     Connect(AcceptConfirm),
     /// CONFIRM LINK of its group.
@@ -71,21 +74,10 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    fn stream(&self) -> Option<&'static Sock> {
+    pub(super) fn stream(&self) -> Option<&'static Sock> {
         stream::POOL
             .get(self.index)
             .filter(|s| s.generation.load(Relaxed) == self.generation && s.limbo())
-    }
-
-    /// Whether the program would notice bytes in an RMB; notes it if not.
-    pub(super) fn waits_are_seen(&self) -> bool {
-        self.stream().is_none_or(|s| {
-            let seen = s.waits_are_seen();
-            if !seen {
-                s.note(Reason::UnseenWait);
-            }
-            seen
-        })
     }
 
     /// Why we have declined with this diagnosis. `noted`: what the stream says.

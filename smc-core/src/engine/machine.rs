@@ -15,6 +15,7 @@ pub(super) enum Machine {
 }
 
 /// A task, whichever side's.
+#[derive(Clone, Copy)]
 pub(super) enum Task {
     PrepareFirst(AcceptConfirm),
     PrepareSubsequent(AcceptConfirm),

@@ -11,6 +11,7 @@ use crate::fabric::verbs::{self, Choice};
 use crate::link::{Lane, llc};
 use crate::negotiate::clc::{Prepared, Terms, server};
 use crate::negotiate::remote;
+use crate::observe::Reason;
 use crate::observe::status::LinkGroupStatus;
 use crate::sys::Errno;
 use crate::wire::clc::{AcceptConfirm, Diagnosis};
@@ -25,6 +26,29 @@ const JOIN_WAIT: Duration = Duration::from_secs(3);
 
 /// Ended link groups that the status shows.
 const ENDED: usize = 4;
+
+/// How long a client's program may take until it is seen to wait for its non-blocking socket.
+const SEEN_TIME: Duration = Duration::from_millis(250);
+
+/// Client: whether the program is seen to wait for the connection, so that the task can be done. Else it is put off, or
+/// SMC-R declined. (A server has looked at its listener.)
+fn is_awaited(h: &mut Handshake, t: Task) -> bool {
+    let now = Instant::now();
+    let until = match core::mem::replace(&mut h.wait, Wait::Nothing) {
+        Wait::Seen(_, until) => until,
+        _ => now + SEEN_TIME,
+    };
+    let Some(s) = h.stream().filter(|s| !s.waits_are_seen()) else {
+        return true;
+    };
+    if now < until {
+        h.wait = Wait::Seen(t, until);
+    } else {
+        s.note(Reason::UnseenWait);
+        refuse(h, Refusal::Decline(Diagnosis::OptUnsupp));
+    }
+    false
+}
 
 /// Why a task can't be done.
 pub(super) enum Refusal {
@@ -47,10 +71,7 @@ impl Engine {
     /// Does a task, or declines.
     pub(super) fn task(&mut self, h: &mut Handshake, t: Task) {
         let done = match t {
-            // A server has looked at its listener.
-            Task::PrepareFirst(_) | Task::PrepareSubsequent(_) if !h.waits_are_seen() => {
-                Err(Refusal::Decline(Diagnosis::OptUnsupp))
-            }
+            Task::PrepareFirst(_) | Task::PrepareSubsequent(_) if !is_awaited(h, t) => return,
             Task::PrepareFirst(accept) => self.prepare_first(h, &accept),
             Task::PrepareSubsequent(accept) => self.prepare_subsequent(h, &accept),
             Task::Prepare(request) => self.prepare(h, request),

@@ -413,6 +413,10 @@ impl Sock {
     pub fn awaited(&self) {
         if !self.has(F_AWAITED) {
             self.flags.fetch_or(F_AWAITED, Relaxed);
+            if self.limbo() {
+                // The handshake may wait for this.
+                crate::node::call_engine();
+            }
         }
     }
 
