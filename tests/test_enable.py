@@ -20,7 +20,7 @@ from harness.status import wait_until
 from harness.world import python
 
 CHECKS = ["combinations", "mapped", "many", "inherited", "reuseport", "late", "self", "syncookies", "fast_open",
-          "raw_clients", "raw_servers", "crossing", "nosy", "greedy", "saved_syn", "others"]
+          "raw_clients", "raw_servers", "crossing", "nosy", "greedy", "saved_syn", "again", "opening", "others"]
 
 
 def hierarchy():

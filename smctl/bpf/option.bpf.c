@@ -7,7 +7,7 @@
 // to a control group by `smctl enable`:
 //
 //   xsmc_setsockopt   handles setsockopt(fd, SOL_XSMC, XSMC_OPT_WANT, &u32): marks a socket before
-//                     it connects or listens; 0 takes the mark away.
+//                     it connects or listens.
 //   xsmc_handshake    writes the option into the SYN of a marked socket, and into the SYN-ACKs of a
 //                     marked listener to clients that sent it; notes whether the peer sent it.
 //   xsmc_getsockopt   answers getsockopt(fd, SOL_XSMC, XSMC_OPT_STATE, &u32).
@@ -36,9 +36,8 @@ static long (*const map_update)(void *map, const void *key, const void *value, _
 static long (*const map_delete)(void *map, const void *key) = (void *)BPF_FUNC_map_delete_elem;
 static void *(*const storage_get)(void *map, struct bpf_sock *sk, void *initial, __u64 flags) =
 	(void *)BPF_FUNC_sk_storage_get;
-static long (*const storage_delete)(void *map, struct bpf_sock *sk) =
-	(void *)BPF_FUNC_sk_storage_delete;
 static __u64 (*const socket_cookie)(void *ctx) = (void *)BPF_FUNC_get_socket_cookie;
+static __u64 (*const nanoseconds)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static __u64 (*const netns_cookie)(void *ctx) = (void *)BPF_FUNC_get_netns_cookie;
 static long (*const set_callbacks)(struct bpf_sock_ops *ops, int flags) =
 	(void *)BPF_FUNC_sock_ops_cb_flags_set;
@@ -82,6 +81,8 @@ enum {
 	ROOM = 8,
 	// The call-back for header options was switched on by us, not by another program.
 	CALLED = 16,
+	// Of a listener: it saves SYNs because we had it do so.
+	SAVES = 32,
 };
 
 struct mark {
@@ -102,24 +103,35 @@ struct place {
 	__u32 zero;
 };
 
-// Where marked sockets listen, or once did. While a SYN-ACK is made, the listener can't be seen;
-// should another program have switched on the call-back for all sockets, this keeps the option out
-// of the SYN-ACKs of other listeners.
+// Where marked sockets listen, or once did, and until when (ns of the boot clock) one of them is new.
+// While a SYN-ACK is made, the listener can't be seen; should another program have switched on the
+// call-back for all sockets, this keeps the option out of the SYN-ACKs of other listeners.
 struct {
 	INTEGER(type, BPF_MAP_TYPE_LRU_HASH);
 	INTEGER(max_entries, 16384);
 	TYPE(key, struct place);
-	TYPE(value, __u32);
+	TYPE(value, __u64);
 } xsmc_listening SEC(".maps");
 
 // Connection requests (by cookie, which the accepted socket inherits) whose SYN had the option, but
-// whose SYN-ACK had no room for it.
+// whose SYN-ACK has not.
 struct {
 	INTEGER(type, BPF_MAP_TYPE_LRU_HASH);
 	INTEGER(max_entries, 1024);
 	TYPE(key, __u64);
 	TYPE(value, __u32);
 } xsmc_refused SEC(".maps");
+
+// Those that a new listener answered with the option. See `listening`.
+struct {
+	INTEGER(type, BPF_MAP_TYPE_LRU_HASH);
+	INTEGER(max_entries, 4096);
+	TYPE(key, __u64);
+	TYPE(value, __u32);
+} xsmc_answered SEC(".maps");
+
+// How long a listener counts as new: far longer than the kernel takes for one SYN.
+#define NEW_NS 10000000000ull
 
 static INLINE struct mark *mark_of(struct bpf_sock *sk)
 {
@@ -173,49 +185,85 @@ static INLINE void connecting(struct bpf_sock_ops *ops)
 
 	if (!mark)
 		return;
-	mark->flags &= ~(OFFERS | PEER);
+	mark->flags &= ~(OFFERS | PEER | SAVES);
 	call_us(ops, mark);
 }
 
+// A socket begins to listen, and SYNs may come already: the kernel tells us after the fact, and SYNs
+// take no lock of the listener. Those that came before the call-back was on are answered without the
+// option. What tells them from the others when their connections are accepted is that they weren't
+// saved, so SYNs are saved only once the call-back is on. That leaves those whose turn to be saved
+// had passed, but not that to be answered. For as long as that may be, answers are noted.
 static INLINE void listening(struct bpf_sock_ops *ops)
 {
 	struct mark *mark = mark_of(ops->sk);
+	__u64 until = nanoseconds() + NEW_NS;
 	struct place place;
 	int saves = 0, one = 1;
 
 	if (!mark)
 		return;
-	mark->flags &= ~(OFFERS | PEER);
-	// For SYN-ACKs that are sent again, and at the end of the handshake, the SYN is needed. A
-	// program that saves SYNs itself may have asked for more than we need.
-	kernel_getsockopt(ops, SOL_TCP, TCP_SAVE_SYN, &saves, sizeof(saves));
-	if (saves == 0 && kernel_setsockopt(ops, SOL_TCP, TCP_SAVE_SYN, &one, sizeof(one)))
-		return;
 	place = place_of(ops);
-	if (map_update(&xsmc_listening, &place, &one, BPF_ANY))
+	// It has listened before. Nothing was switched off in between.
+	if ((mark->flags & (SAVES | OFFERS)) == (SAVES | OFFERS)) {
+		map_update(&xsmc_listening, &place, &until, BPF_ANY);
 		return;
-	mark->flags |= OFFERS;
+	}
+	mark->flags &= ~(OFFERS | PEER);
+	leave_us(ops, mark);
+	// SYNs that the program has saved itself prove nothing.
+	kernel_getsockopt(ops, SOL_TCP, TCP_SAVE_SYN, &saves, sizeof(saves));
+	if (saves || map_update(&xsmc_listening, &place, &until, BPF_ANY))
+		return;
+	mark->flags |= OFFERS | SAVES;
 	call_us(ops, mark);
+	// This only sets a number, which can't fail.
+	kernel_setsockopt(ops, SOL_TCP, TCP_SAVE_SYN, &one, sizeof(one));
 }
 
-// Whether the SYN-ACK that is being made answers an offer to a marked listener.
-static INLINE int answers(struct bpf_sock_ops *ops)
+static INLINE int note(void *map, __u64 request)
 {
-	struct place place = place_of(ops);
-	__u64 request = socket_cookie(ops);
-
-	// A SYN cookie has no place to keep that the option was there.
-	return ops->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE &&
-	       map_lookup(&xsmc_listening, &place) && has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN) &&
-	       !map_lookup(&xsmc_refused, &request);
-}
-
-static INLINE void refuse(struct bpf_sock_ops *ops)
-{
-	__u64 request = socket_cookie(ops);
 	__u32 one = 1;
 
-	map_update(&xsmc_refused, &request, &one, BPF_ANY);
+	return map_update(map, &request, &one, BPF_ANY) == 0;
+}
+
+static INLINE void refuse(__u64 request)
+{
+	map_delete(&xsmc_answered, &request);
+	note(&xsmc_refused, request);
+}
+
+// Before the header of a SYN-ACK is written for a listener.
+static INLINE void measure_answer(struct bpf_sock_ops *ops)
+{
+	struct place place = place_of(ops);
+	__u64 request = socket_cookie(ops), *until;
+	int noted;
+
+	// A SYN cookie has no place to keep that the option was there.
+	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE)
+		return;
+	noted = map_lookup(&xsmc_answered, &request) != 0;
+	if ((!noted && !has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN)) ||
+	    map_lookup(&xsmc_refused, &request))
+		return;
+	until = map_lookup(&xsmc_listening, &place);
+	if (!until || (!noted && *until > nanoseconds() && !note(&xsmc_answered, request)) ||
+	    reserve_option(ops, sizeof(OPTION), 0))
+		refuse(request);
+}
+
+static INLINE void write_answer(struct bpf_sock_ops *ops)
+{
+	__u64 request = socket_cookie(ops);
+
+	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE || map_lookup(&xsmc_refused, &request))
+		return;
+	if (!map_lookup(&xsmc_answered, &request) && !has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
+		return;
+	if (store_option(ops, OPTION, sizeof(OPTION), 0))
+		refuse(request);
 }
 
 // Before a header is written: how much room we need.
@@ -225,9 +273,8 @@ static INLINE void measure(struct bpf_sock_ops *ops)
 	struct mark *mark;
 
 	if (!ops->is_fullsock) {
-		if (kind == (FLAG_SYN | FLAG_ACK) && answers(ops) &&
-		    reserve_option(ops, sizeof(OPTION), 0))
-			refuse(ops);
+		if (kind == (FLAG_SYN | FLAG_ACK))
+			measure_answer(ops);
 		return;
 	}
 	// A full socket sends a SYN-ACK when both ends connect to each other at once. There is no
@@ -252,9 +299,8 @@ static INLINE void write(struct bpf_sock_ops *ops)
 	struct mark *mark;
 
 	if (!ops->is_fullsock) {
-		if (kind == (FLAG_SYN | FLAG_ACK) && answers(ops) &&
-		    store_option(ops, OPTION, sizeof(OPTION), 0))
-			refuse(ops);
+		if (kind == (FLAG_SYN | FLAG_ACK))
+			write_answer(ops);
 		return;
 	}
 	mark = mark_of(ops->sk);
@@ -278,10 +324,12 @@ static INLINE void accepted(struct bpf_sock_ops *ops)
 {
 	struct mark *mark = mark_of(ops->sk);
 	__u64 request;
+	int answered;
 
 	if (!mark)
 		return;
 	leave_us(ops, mark);
+	mark->flags &= ~SAVES; // the listener's
 	// With Fast Open the connection is there as soon as the SYN is. Its SYN-ACK comes after this, and
 	// is without the option.
 	if (!(mark->flags & OFFERS) || ops->skb_tcp_flags & FLAG_SYN)
@@ -289,7 +337,8 @@ static INLINE void accepted(struct bpf_sock_ops *ops)
 	request = socket_cookie(ops);
 	if (map_delete(&xsmc_refused, &request) == 0)
 		return;
-	if (has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
+	answered = map_delete(&xsmc_answered, &request) == 0;
+	if (answered || has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
 		mark->flags |= PEER;
 }
 
@@ -345,16 +394,12 @@ int xsmc_setsockopt(struct bpf_sockopt *ctx)
 		return 1;
 	// 0 makes it EPERM.
 	if (ctx->optlen != sizeof(*want) || (void *)(want + 1) > ctx->optval_end ||
-	    sk->state != BPF_TCP_CLOSE)
+	    *want != 1 || sk->state != BPF_TCP_CLOSE)
 		return 0;
-	if (*want) {
-		mark = storage_get(&xsmc_marks, sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
-		if (!mark)
-			return 0;
-		mark->flags |= WANTED;
-	} else {
-		storage_delete(&xsmc_marks, sk);
-	}
+	mark = storage_get(&xsmc_marks, sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!mark)
+		return 0;
+	mark->flags |= WANTED;
 	ctx->optlen = -1; // done: not for the kernel
 	return 1;
 }

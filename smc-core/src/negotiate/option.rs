@@ -16,7 +16,7 @@ use crate::sys::{self, Errno};
 /// Level of our socket options, for setsockopt(2) and getsockopt(2): "XSMC", far from the kernel's own levels.
 pub const SOL_XSMC: c_int = 0x5853_4d43;
 
-/// setsockopt only, `u32`: 1 marks the socket, 0 takes the mark away. EPERM unless the socket is neither connected,
+/// setsockopt only, `u32`: 1 marks the socket. EPERM with another value, and unless the socket is neither connected,
 /// connecting nor listening.
 pub const XSMC_OPT_WANT: c_int = 1;
 
@@ -49,7 +49,8 @@ pub enum OptionError {
 /// Marks a TCP socket (IPv4 or IPv6), so that its SYN, or its SYN-ACKs to clients that sent it, carry the option.
 ///
 /// Call it before connect(2) or listen(2); a later one on the same socket uses the mark again. Sockets that a
-/// marked listener accepts are marked from the beginning. Allocates nothing.
+/// marked listener accepts are marked from the beginning. A listener that had `TCP_SAVE_SYN` on before listen(2) answers
+/// without the option. Allocates nothing.
 pub fn want(fd: c_int) -> Result<(), OptionError> {
     if uses_fast_open(fd) {
         return Err(OptionError::FastOpen);
