@@ -30,6 +30,7 @@ step() {
     local name="$1" status=0; shift
     local server=(); while [ "$1" != -- ]; do server+=("$1"); shift; done; shift
     local before="$(counter)"
+    export LISTENS="$OUT/listens-${name//[ \/]/-}"
     if [ "$ROLE" = server ]; then "${server[@]}" || status=$?; else "$@" || status=$?; fi
     echo "step $name: status $status, packets $(($(counter) - before))"
 }

@@ -156,6 +156,13 @@ static void report_path(int fd)
     die("the kernel does not list this SMC socket");
 }
 
+/* What the server makes once it listens, and the client waits for: a SYN that comes while listen(2) is at it is answered
+ * without the SMC option. */
+static const char *listening_file(void)
+{
+    return getenv("LISTENS");
+}
+
 static void start_listening(void)
 {
     int one = 1, both = 0, family = ipv6 ? AF_INET6 : AF_INET;
@@ -168,6 +175,8 @@ static void start_listening(void)
     if (bind(listener, ipv6 ? (void *)&any6 : (void *)&any4, ipv6 ? sizeof any6 : sizeof any4) < 0 ||
         listen(listener, MOST_CONNECTIONS) < 0)
         die("cannot listen on port %s: %m", port);
+    if (listening_file())
+        close(open(listening_file(), O_CREAT | O_WRONLY, 0644));
 }
 
 /* The next connection: accepted, or made once the server listens. */
@@ -182,6 +191,8 @@ static int next_connection(void)
         struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV}, *address;
         if (getaddrinfo(host, port, &hints, &address) != 0)
             die("%s is no IP address, or %s no port", host, port);
+        for (int tries = 0; listening_file() && access(listening_file(), F_OK) < 0 && tries < 1000; tries++)
+            usleep(5000);
         for (int tries = 0;; tries++) {
             fd = make_socket(address->ai_family);
             if (connect(fd, address->ai_addr, address->ai_addrlen) == 0)
