@@ -92,7 +92,8 @@ pub struct ConnBlock {
     _pad: [u64; 16],
 }
 
-/// CDC "write blocked": the sender found the RMB full and wants to hear of room.
+/// CDC "write blocked": the sender found the RMB full and wants to hear of room. A link group sets it on behalf of its peer
+/// whenever what the program reads may make a message due.
 pub const TX_BLOCKED: u32 = 1;
 /// CDC "sending done": no more bytes will come in this direction.
 pub const TX_DONE: u32 = 2;

@@ -136,6 +136,8 @@ pub struct Changes {
     pub news: bool,
     /// Whether [`Conn::next`] has to be asked: bytes need no longer be withheld, or the peer has a question.
     pub resume: bool,
+    /// Whether what the program reads may make a message due: only then need it say so.
+    pub heeds_reading: bool,
     /// The peer's consumer position may be beyond `cons`, and is learned only by writing more.
     pub inquiring: bool,
 }
@@ -290,7 +292,7 @@ impl Conn {
     }
 
     /// Whether room in the mirror waits for a SEND to complete, not for the peer to read.
-    pub fn waits_for_ack(&self) -> bool {
+    pub(super) fn waits_for_ack(&self) -> bool {
         self.acked < self.peer_cons
     }
 
@@ -333,6 +335,11 @@ impl Conn {
             self.inquiring = peer.forgets;
             self.repeat = Repeat::Validation;
         }
+    }
+
+    /// Whether something waits for a SEND to complete.
+    pub fn waits_for_completion(&self) -> bool {
+        self.waits_for_ack() || self.closed() || self.inquiring
     }
 
     /// See [`Changes::inquiring`].
@@ -427,6 +434,7 @@ impl Conn {
             urgent: self.heard_urgent,
             news,
             resume: self.withheld && !self.awaits_urgent() || self.question,
+            heeds_reading: self.heeds_reading(),
             inquiring: self.inquiring,
         }
     }
@@ -554,6 +562,19 @@ impl Conn {
         }
     }
 
+    /// Whether [`Conn::update_due`] may be true once the program reads more. Becomes true by what the peer says only.
+    fn heeds_reading(&self) -> bool {
+        self.asked
+            || self.peer_blocked
+            || self.told_cons < self.heard_urgent
+            || self.free() <= u64::from(self.own_size.bytes()) / 2
+    }
+
+    /// Room in our RMB as far as the peer knows, bytes.
+    fn free(&self) -> u64 {
+        (self.told_cons + u64::from(self.own_size.bytes())).saturating_sub(self.peer_prod)
+    }
+
     /// Whether the peer must hear of our consumer position although there is nothing else to say. At least as
     /// often as Linux does it, as a blocked peer counts on that.
     fn update_due(&self, cons: u64) -> bool {
@@ -562,11 +583,10 @@ impl Conn {
             return self.question;
         }
         let size = u64::from(self.own_size.bytes());
-        let free = (self.told_cons + size).saturating_sub(self.peer_prod);
         let drained = cons == self.peer_prod;
         self.asked
             || self.told_cons < self.heard_urgent && self.heard_urgent <= cons
-            || unconfirmed > UPDATE_MIN.max(size / 10) && (free <= size / 2 || self.peer_blocked)
+            || unconfirmed > UPDATE_MIN.max(size / 10) && (self.free() <= size / 2 || self.peer_blocked)
             || self.peer_blocked && drained
     }
 

@@ -4,10 +4,10 @@
 //! place that such a process has in the connection blocks. What a program thread changes in a block, the group
 //! tells the real peer by RDMA WRITE and CDC message; what CDC messages say, the group stores into the block.
 //!
-//! **Who does the work.** No thread is the group's own. A program thread that has changed something sets the
-//! connection's bit in the segment's `pending` map and tries the lock ([`Group::kick`]); whoever holds the lock takes
-//! the bits out. It looks once more after giving the lock back: either it sees a bit that came in between,
-//! or the thread that set it finds the lock free. Threads that wait look at the completion queue
+//! **Who does the work.** No thread is the group's own. A program thread that has changed something tries the lock, and
+//! sends what is due ([`Group::kick`]). Where another thread has the lock, it sets the connection's bit in the segment's
+//! `pending` map and tries again; whoever holds the lock looks for such bits after giving it back: either it sees
+//! one that came in between, or the thread that set it finds the lock free. Threads that wait look at the completion queue
 //! ([`Group::poll`]); before they sleep they arm it ([`Group::arm`]), and the engine waits on its channel. So a busy
 //! connection costs no hand-over between threads, and an idle one no CPU. A thread that sleeps often for short waits
 //! on the channel itself, and takes the engine's watch away for as long ([`Group::doze`]).
@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, fence};
 
 use super::conn::{Changes, Immediate, Local, Outgoing, SPARE, Violation};
 use super::pair::{self, Channels, Pair, Pairs};
-use super::state::{Entry, Flight, State};
+use super::state::{Entry, Flight, Flights, State};
 use super::{LANES, Lane};
 use crate::bitmap::Bitmap;
 use crate::engine::COUNTERS;
@@ -93,7 +93,17 @@ impl Group {
 
     /// Something changed in the block of `slot`. The caller has executed a `SeqCst` fence since.
     pub fn kick(&self, slot: u32) {
-        self.link.seg().pending[1].set(slot);
+        let _c = NoCancel::new();
+        if let Some(g) = self.lock.try_lock() {
+            // SAFETY: under the lock.
+            let (pairs, state) = unsafe { &mut *self.guarded.get() };
+            self.send_due(pairs, state, slot);
+            self.make_room(pairs, state);
+            drop(g);
+            fence(SeqCst);
+        } else {
+            self.link.seg().pending[1].set(slot);
+        }
         self.serve();
     }
 
@@ -158,7 +168,7 @@ impl Group {
             state.is_dead()
                 || !self.link.seg().pending[1].any()
                     && !state.stalled.any()
-                    && state.flights.iter().flatten().all(|f| f.token == 0)
+                    && state.flights.iter().all(|f| f.len() == 0)
                     && !state.entries.iter().flatten().any(|e| e.conn.withholds())
         })
     }
@@ -205,7 +215,6 @@ impl Group {
         // SAFETY: under the lock.
         let (pairs, state) = unsafe { &mut *self.guarded.get() };
         self.take_read(pairs);
-        self.poll_locked(pairs, state);
         if !state.is_dead() {
             // Completions of our own messages matter only to whoever waits for them.
             let wake = if state.waits_for_completions() {
@@ -214,8 +223,9 @@ impl Group {
                 Wake::Solicited
             };
             pair::arm(pairs, wake);
-            self.poll_locked(pairs, state);
         }
+        self.poll_locked(pairs, state);
+        self.make_room(pairs, state);
         drop(g);
         fence(SeqCst);
         self.serve();
@@ -253,9 +263,11 @@ impl Group {
         }
         if news {
             state.awaits_room = false;
-            let mut again = Bitmap::new();
-            core::mem::swap(&mut again, &mut state.stalled);
-            again.drain(|slot| self.send_due(pairs, state, slot));
+            if state.stalled.any() {
+                let mut again = Bitmap::new();
+                core::mem::swap(&mut again, &mut state.stalled);
+                again.drain(|slot| self.send_due(pairs, state, slot));
+            }
         }
         news
     }
@@ -300,8 +312,7 @@ impl Group {
             }
             Some(Event::Sent(index) | Event::Written(index)) => {
                 let flights = state.flights.get_mut(lane);
-                if let Some(f) = flights.and_then(|f| f.get_mut(index as usize)) {
-                    let flight = core::mem::take(f);
+                if let Some(flight) = flights.and_then(|f| f.end(index as usize)) {
                     self.acked(state, flight);
                 }
             }
@@ -379,8 +390,8 @@ impl Group {
         match changes {
             Ok(changes) => {
                 let over = entry.conn.over();
-                self.publish(slot, &changes);
-                if changes.resume {
+                let look = self.publish(slot, &changes);
+                if changes.resume || look {
                     self.send_due(pairs, state, slot);
                 }
                 if over {
@@ -406,8 +417,9 @@ impl Group {
         self.send_due(pairs, state, slot);
     }
 
-    /// Stores what the peer said into the block.
-    fn publish(&self, slot: u32, c: &Changes) {
+    /// Stores what the peer said into the block. True: what the program has read so far may make a message due. (It had not
+    /// been asked to say so. It moves its cursor, then looks whether it is asked; here it is the other way round.)
+    fn publish(&self, slot: u32, c: &Changes) -> bool {
         let [out, inc] = &self.link.block(slot).dir;
         let prod = inc.tx.prod.load(Relaxed);
         let ended = inc.tx.flags.load(Relaxed) & (TX_DONE | TX_CLOSED) != 0;
@@ -430,9 +442,20 @@ impl Group {
         if c.flags != 0 {
             inc.tx.flags.fetch_or(c.flags, Release);
         }
+        let asked = inc.tx.flags.load(Relaxed) & TX_BLOCKED != 0;
+        match (c.heeds_reading, asked) {
+            (true, false) => inc.tx.flags.fetch_or(TX_BLOCKED, SeqCst),
+            (false, true) => inc.tx.flags.fetch_and(!TX_BLOCKED, Relaxed),
+            _ => 0,
+        };
         if c.news {
             self.tell_program(slot);
         }
+        let look = c.heeds_reading && !asked;
+        if look {
+            fence(SeqCst);
+        }
+        look
     }
 
     fn tell_program(&self, slot: u32) {
@@ -479,8 +502,7 @@ impl Group {
             return;
         };
         let lane = entry.lane;
-        let free = |flights: &[Flight]| flights.iter().position(|f| f.token == 0);
-        let place = state.flights.get(lane).and_then(|f| free(f));
+        let place = state.flights.get(lane).and_then(Flights::free);
         let works = state.failures.get(lane) == Some(&None);
         let pair = pair::at(pairs, lane).filter(|pair| works && pair.qp.has_room());
         let (Some(flight), Some(pair)) = (place, pair) else {
@@ -508,10 +530,8 @@ impl Group {
         let more = due.cdc.flags.failover_validation
             || entry.conn.is_inquiring() && entry.conn.withholds();
         let posted = post(pair, entry, &due, flight as u32);
-        state.flights[lane][flight] = Flight {
-            token: entry.token,
-            mark: due.mark,
-        };
+        let (token, mark) = (entry.token, due.mark);
+        state.flights[lane].begin(flight, Flight { token, mark });
         state.counts.cdc_sent += 1;
         let written = due.writes.iter().map(|w| u64::from(w.len)).sum::<u64>();
         state.counts.bytes_written += written;

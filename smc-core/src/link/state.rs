@@ -47,13 +47,61 @@ pub struct Counts {
     pub bytes_written: u64,
 }
 
-/// A CDC message under way.
+/// A CDC message, or WRITE with immediate data, under way.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Flight {
-    /// Alert token of the connection; 0: free.
+    /// Alert token of the connection.
     pub(super) token: u32,
     /// What its completion acknowledges.
     pub(super) mark: Mark,
+}
+
+/// Those of a link, at most [`MESSAGES`].
+#[derive(Clone, Copy, Default)]
+pub(super) struct Flights {
+    /// Bit n: `all[n]` is under way.
+    busy: u32,
+    all: [Flight; MESSAGES as usize],
+}
+
+impl Flights {
+    /// A place for one more.
+    pub(super) fn free(&self) -> Option<usize> {
+        let place = (!self.busy).trailing_zeros() as usize;
+        (place < self.all.len()).then_some(place)
+    }
+
+    /// Something is under way at a free place.
+    pub(super) fn begin(&mut self, place: usize, flight: Flight) {
+        if let Some(f) = self.all.get_mut(place) {
+            *f = flight;
+            self.busy |= 1 << place;
+        }
+    }
+
+    /// What was under way there has completed.
+    pub(super) fn end(&mut self, place: usize) -> Option<Flight> {
+        let flight = *self.all.get(place)?;
+        let busy = self.busy >> place & 1 == 1;
+        self.busy &= !(1 << place);
+        busy.then_some(flight)
+    }
+
+    /// How many are under way.
+    pub(super) fn len(&self) -> u32 {
+        self.busy.count_ones()
+    }
+
+    /// Those under way.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Flight> {
+        let mut left = self.busy;
+        core::iter::from_fn(move || {
+            let place = left.trailing_zeros() as usize;
+            let flight = self.all.get(place)?;
+            left &= left - 1;
+            Some(flight)
+        })
+    }
 }
 
 /// What the lock guards.
@@ -61,7 +109,7 @@ pub struct State {
     /// By slot. The vector never grows after the group was made.
     pub(super) entries: Vec<Option<Box<Entry>>>,
     /// By link.
-    pub(super) flights: [[Flight; MESSAGES as usize]; LANES],
+    pub(super) flights: [Flights; LANES],
     /// Links that connections may use.
     pub(super) up: [bool; LANES],
     /// Why queue pairs are broken, if they are.
@@ -88,7 +136,7 @@ impl State {
     pub(super) fn new() -> State {
         State {
             entries: (0..SLOTS).map(|_| None).collect(),
-            flights: [[Flight::default(); MESSAGES as usize]; LANES],
+            flights: [Flights::default(); LANES],
             up: [false; LANES],
             failures: [None; LANES],
             heard: [0; LANES],
@@ -109,18 +157,18 @@ impl State {
         (entry.token == token).then_some((slot, entry))
     }
 
-    pub(super) fn waits_for_completions(&mut self) -> bool {
-        let flights = self.flights;
+    /// Whether somebody waits for completions of our own messages.
+    pub(super) fn waits_for_completions(&self) -> bool {
+        let waits = |f: &Flight| {
+            let entry = self.entries.get(slot(f.token) as usize);
+            let entry = entry.and_then(|e| e.as_deref());
+            entry.is_some_and(|e| e.token == f.token && e.conn.waits_for_completion())
+        };
         self.stalled.any()
-            || flights.iter().any(|flights| {
-                let mut busy = flights.iter().filter(|f| f.token != 0);
-                busy.clone().count() > flights.len() / 2
-                    || busy.any(|f| {
-                        self.entry(f.token).is_some_and(|(_, e)| {
-                            e.conn.waits_for_ack() || e.conn.closed() || e.conn.is_inquiring()
-                        })
-                    })
-            })
+            || self
+                .flights
+                .iter()
+                .any(|flights| flights.len() > MESSAGES / 2 || flights.iter().any(waits))
     }
 
     /// Whether there is no link left that connections may use.
@@ -225,7 +273,8 @@ impl State {
             Some(entry) if entry.conn.awaits_close() => entry.token,
             _ => return false,
         };
-        self.flights.iter().flatten().all(|f| f.token != token)
+        let mut flights = self.flights.iter().flat_map(Flights::iter);
+        flights.all(|f| f.token != token)
     }
 
     /// How many there are, unless no link works any more: then nothing more comes of them.
@@ -246,6 +295,22 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_of_flights_are_used_again() {
+        let mut flights = Flights::default();
+        for token in 1..=MESSAGES {
+            let place = flights.free().unwrap();
+            let mark = Mark::default();
+            flights.begin(place, Flight { token, mark });
+        }
+        assert_eq!((flights.free(), flights.len()), (None, MESSAGES));
+        assert_eq!(flights.end(5).map(|f| f.token), Some(6));
+        assert!(flights.end(5).is_none() && flights.end(99).is_none());
+        assert_eq!((flights.free(), flights.len()), (Some(5), MESSAGES - 1));
+        let tokens: Vec<_> = flights.iter().map(|f| f.token).collect();
+        assert_eq!(tokens, [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+    }
 
     #[test]
     fn the_first_failure_that_is_a_cause_counts() {

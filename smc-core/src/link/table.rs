@@ -184,7 +184,6 @@ fn arm_all() {
     if let Some(_g) = node::dispatch_lock().lock() {
         each(|g| {
             g.arm();
-            g.poll();
             g.urgent_owner(&mut owner);
         });
     }

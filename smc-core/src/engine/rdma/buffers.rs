@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::super::peer::reset_block;
 use super::super::tasks::Refusal;
 use super::LinkGroup;
-use crate::fabric::shm::{SLOTS, TX_BLOCKED};
+use crate::fabric::shm::SLOTS;
 use crate::fabric::verbs;
 use crate::link::conn::{self, Conn};
 use crate::link::rtoken::Rtokens;
@@ -86,10 +86,9 @@ impl LinkGroup {
             alert_token: state::token(slot, self.life),
         };
         reset_block(self.link, slot);
-        let [out, inc] = &self.link.block(slot).dir;
-        // The group wants to hear of everything: see `Link::tell`, and `Sock::consume`.
+        let [out, _] = &self.link.block(slot).dir;
+        // The group wants to hear of all that is sent: see `Link::tell`.
         out.rx.notify.store(1, Relaxed);
-        inc.tx.flags.store(TX_BLOCKED, Relaxed);
         let entry = Entry {
             conn: Conn::new(size, lane),
             token: end.alert_token,
