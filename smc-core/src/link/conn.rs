@@ -586,7 +586,8 @@ impl Conn {
         let drained = cons == self.peer_prod;
         self.asked
             || self.told_cons < self.heard_urgent && self.heard_urgent <= cons
-            || unconfirmed > UPDATE_MIN.max(size / 10) && (self.free() <= size / 2 || self.peer_blocked)
+            || unconfirmed > UPDATE_MIN.max(size / 10)
+                && (self.free() <= size / 2 || self.peer_blocked)
             || self.peer_blocked && drained
     }
 
