@@ -36,8 +36,16 @@ def modes(*wanted):
     return pytest.mark.parametrize("mode", chosen)
 
 
-def check(*wanted, seconds=20, here=(), peer=()):
-    """Decorator of a check. `wanted`: modes (default all). `here`, `peer`: commands put before the processes' own."""
+def _with_difference(chosen, why):
+    """The modes, of which that with both ends loaded must fail for a known reason, until that is mended."""
+    import pytest
+    differs = pytest.mark.xfail(strict=True, reason=why)
+    return [pytest.param(mode, marks=differs) if mode == "both" else mode for mode in chosen]
+
+
+def check(*wanted, seconds=20, here=(), peer=(), differs=None):
+    """Decorator of a check. `wanted`: modes (default all). `here`, `peer`: commands put before the processes' own. `differs`:
+    why it fails, as is known, where both ends are loaded; it must, or the reason is to be taken out."""
     def decorate(function):
         if os.environ.get(CHILD):
             return function
@@ -47,7 +55,8 @@ def check(*wanted, seconds=20, here=(), peer=()):
 
         functools.update_wrapper(test, function, assigned=("__name__", "__qualname__", "__module__", "__doc__"), updated=())
         del test.__wrapped__
-        return modes(*wanted)(test)
+        from . import settings
+        return modes(*(_with_difference(wanted or MODES, differs) if differs and not settings.PLAIN else wanted))(test)
     return decorate
 
 

@@ -344,9 +344,11 @@ pub unsafe fn recvmsg(
         })
     };
     if r >= 0 && !by_kernel {
-        m.msg_flags = flags & MSG_OOB;
+        m.msg_flags = flags & (MSG_OOB | libc::MSG_CMSG_CLOEXEC);
         m.msg_controllen = 0;
-        m.msg_namelen = 0;
+        if !m.msg_name.is_null() {
+            m.msg_namelen = 0;
+        }
     }
     r
 }
@@ -496,6 +498,10 @@ pub unsafe fn writev(
     real: impl FnOnce() -> isize,
 ) -> isize {
     let l = list!(iov, n as usize, Errno::EINVAL);
+    // The kernel doesn't ask the socket.
+    if matches!(e, Entry::Sock(_)) && crate::ring::iov_len(l) == 0 {
+        return real();
+    }
     // SAFETY: promised by the caller.
     unsafe { output(e, fd, l, 0, real) }
 }
@@ -513,6 +519,10 @@ pub unsafe fn pwritev2(
     real: impl FnOnce() -> isize,
 ) -> isize {
     let l = list!(iov, n as usize, Errno::EINVAL);
+    // The kernel doesn't ask the socket.
+    if matches!(e, Entry::Sock(_)) && crate::ring::iov_len(l) == 0 {
+        return real();
+    }
     // SAFETY: promised by the caller.
     unsafe { output(e, fd, l, message_flags(flags), real) }
 }

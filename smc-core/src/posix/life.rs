@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use libc::{c_int, c_uint, sockaddr, socklen_t};
 
+use super::option::has_tcp_only;
 use super::{fail, pin};
 use crate::engine;
 use crate::fabric::shm::TX_DONE;
@@ -81,9 +82,16 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
                 Some(Entry::Sock(l)) => (l.has(F_OFFERS), l.flags.load(Relaxed) & F_TIMEOUT),
                 _ => (false, F_TIMEOUT),
             };
+            let tcp_only = match e {
+                Some(Entry::Sock(l)) => l.noted() == Some(Reason::UnsupportedOption),
+                _ => known && has_tcp_only(fd),
+            };
             let flags = F_ACCEPTED | nonblock(flags) | timeout;
-            if known
-                && let Some(s) = Sock::create(fd, flags)
+            let made = known.then(|| Sock::create(fd, flags)).flatten();
+            if let Some(s) = made.filter(|_| tcp_only) {
+                s.pin(Reason::UnsupportedOption);
+            }
+            if let Some(s) = made
                 && offers
                 && option::peer_has_it(fd).unwrap_or(false)
             {

@@ -116,4 +116,7 @@ fn pin(s: &'static Sock, r: Reason) {
         d.reset(r);
     }
     d.finish();
+    if r == Reason::UnsupportedOption && !s.fixed() {
+        s.leave_soon();
+    }
 }

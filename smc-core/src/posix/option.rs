@@ -9,12 +9,19 @@ use super::{fail, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
 use crate::stream::{F_LISTENER, F_NONBLOCK, F_TIMEOUT, Sock};
-use crate::sys::Errno;
+use crate::sys::{self, Errno};
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
 const SIOCOUTQ: c_ulong = 0x5411;
 /// asm/sockios.h
 const SIOCATMARK: c_ulong = 0x8905;
+
+/// asm-generic/socket.h: the same options with 64-bit times.
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
 
 fn set_nonblock(s: &Sock, on: bool) {
     if on {
@@ -191,21 +198,50 @@ pub unsafe fn setsockopt(
     } else {
         0
     };
-    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+    let timeout = matches!(
+        name,
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW
+    );
+    if level == libc::SOL_SOCKET && timeout {
         s.flags.fetch_or(F_TIMEOUT, Relaxed);
     }
-    let tcp_only = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => v > 1,
-        (
-            libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING,
-        ) => v != 0,
-        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => v >= 0,
-        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => true,
-        _ => false,
-    };
-    if tcp_only {
+    if is_tcp_only(level, name, v) {
         pin(s, Reason::UnsupportedOption);
     }
     r
+}
+
+/// Whether an option with this value asks for what only the kernel's TCP does.
+fn is_tcp_only(level: c_int, name: c_int, value: c_int) -> bool {
+    match (level, name) {
+        // (The kernel takes a negative one for the largest.)
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => !(0..=1).contains(&value),
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => value >= 0,
+        (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => true,
+        (libc::SOL_SOCKET, _) => value != 0 && INHERITED.contains(&name),
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => true,
+        (libc::IPPROTO_TCP, libc::TCP_INQ) => value != 0,
+        _ => false,
+    }
+}
+
+/// Options of SOL_SOCKET of this kind that accepted sockets get from their listener, and that can be asked for.
+const INHERITED: [c_int; 9] = [
+    libc::SO_RCVLOWAT,
+    libc::SO_PEEK_OFF,
+    libc::SO_ZEROCOPY,
+    libc::SO_TIMESTAMP,
+    libc::SO_TIMESTAMPNS,
+    libc::SO_TIMESTAMPING,
+    SO_TIMESTAMP_NEW,
+    SO_TIMESTAMPNS_NEW,
+    SO_TIMESTAMPING_NEW,
+];
+
+/// Whether a socket of which nothing is known has such an option.
+pub(super) fn has_tcp_only(fd: c_int) -> bool {
+    INHERITED.iter().any(|name| {
+        sys::getsockopt::<c_int>(fd, libc::SOL_SOCKET, *name)
+            .is_ok_and(|value| is_tcp_only(libc::SOL_SOCKET, *name, value))
+    })
 }

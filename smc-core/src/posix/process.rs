@@ -265,6 +265,9 @@ fn adopt(fd: i32) {
     let Some(s) = Sock::create(fd, flags) else {
         return;
     };
+    if super::option::has_tcp_only(fd) {
+        s.pin(Reason::UnsupportedOption);
+    }
     // The kernel's own counts are the ends' common offsets; what we see of the bytes begins here.
     if let (Ok(i), Ok(unread)) = (sys::TcpInfo::of(fd), sys::ioctl_int(fd, libc::FIONREAD)) {
         s.tx.tcp.store(i.sent_total(), Relaxed);

@@ -89,9 +89,12 @@ const F_ONESHOT: u32 = 512;
 /// The program was seen to wait for it: by epoll, poll or select, or by trying again and again.
 const F_AWAITED: u32 = 8192;
 
+/// It leaves its link as soon as both directions are on TCP.
+const F_LEAVES: u32 = 16384;
+
 // Each flag has a bit of its own.
 const _: () = {
-    const ALL: [u32; 13] = [
+    const ALL: [u32; 15] = [
         F_NONBLOCK,
         F_LISTENER,
         F_INHERITED,
@@ -105,6 +108,8 @@ const _: () = {
         F_URGENT,
         F_CANT_SERVE,
         F_ONESHOT,
+        F_AWAITED,
+        F_LEAVES,
     ];
     let (mut seen, mut i) = (0, 0);
     while i < ALL.len() {

@@ -144,9 +144,6 @@ impl Sock {
                 // SAFETY: promised by the caller.
                 return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
             }
-            if total == 0 {
-                return Ok(0);
-            }
             if self.has(F_SHUT_WR) {
                 // SAFETY: promised by the caller. The kernel answers EPIPE.
                 return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
@@ -158,6 +155,9 @@ impl Sock {
                 // Nobody reads the ring any more: the kernel gives TCP's answer.
                 self.tx_log(self.tx.off());
                 continue;
+            }
+            if total == 0 {
+                return Ok(0);
             }
             let room = self.room()?;
             if room == 0 {

@@ -1,0 +1,772 @@
+"""What the manual pages of the calls on connected sockets say, where bytes may be in a ring instead of the kernel."""
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import time
+
+from harness.behave import check
+from harness.net import *
+
+MSG_FASTOPEN, MSG_CMSG_CLOEXEC, MSG_ERRQUEUE, MSG_WAITFORONE, MSG_EOR = 0x20000000, 0x40000000, 0x2000, 0x10000, 0x80
+F_SETSIG, F_GETSIG = 10, 11
+POLLRDNORM, POLLRDBAND, POLLWRNORM, POLLWRBAND, POLLRDHUP = 0x40, 0x80, 0x100, 0x200, 0x2000
+POLLIN, POLLOUT, POLLHUP = select.POLLIN, select.POLLOUT, select.POLLHUP
+SPLICE_F_NONBLOCK = 2
+BAD = 8  # no address
+SIZE = ctypes.c_size_t
+
+
+class Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+class Msghdr(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_void_p), ("namelen", ctypes.c_uint32), ("iov", ctypes.POINTER(Iovec)),
+                ("iovlen", ctypes.c_size_t), ("control", ctypes.c_void_p), ("controllen", ctypes.c_size_t),
+                ("flags", ctypes.c_int)]
+
+
+class Mmsghdr(ctypes.Structure):
+    _fields_ = [("header", Msghdr), ("length", ctypes.c_uint)]
+
+
+for _name in ("read", "write", "readv", "writev", "sendmsg", "recvmsg", "recv", "send", "sendto", "recvfrom", "sendfile",
+              "splice", "preadv2", "pwritev2"):
+    getattr(libc, _name).restype = ctypes.c_ssize_t
+
+
+def vectors(*buffers):
+    """A list of buffers, or of pairs (address, length)."""
+    array = (Iovec * len(buffers))()
+    for entry, buffer in zip(array, buffers):
+        if isinstance(buffer, tuple):
+            entry.base, entry.length = buffer
+        else:
+            entry.base, entry.length = ctypes.cast(buffer, ctypes.c_void_p), len(buffer)
+    return array
+
+
+def said(name, *args):
+    """What a call says: its value, or the name of its error."""
+    ctypes.set_errno(0)
+    value = getattr(libc, name)(*args)
+    return value if value >= 0 else errno.errorcode[ctypes.get_errno()]
+
+
+def space(size):
+    return ctypes.create_string_buffer(size)
+
+
+def arrived(c, size):
+    until(lambda: ioctl_int(c, FIONREAD) == size, 3, lambda: f"{size} bytes there, not {ioctl_int(c, FIONREAD)}")
+
+
+def differences(pairs):
+    """Asserts that what calls said is what they should say; names all that don't."""
+    wrong = [f"{what}: {got!r}, not {want!r}" for what, got, want in pairs if got != want]
+    assert not wrong, "\n".join(wrong)
+
+
+def mixed(t):
+    """A connection with unread bytes at this end, of which the first came by TCP and the others by an RMB: (c, bytes)."""
+    t.peer("l = listen()")
+    c = connect(t.peer("l.getsockname()"))
+    t.peer("c = l.accept()[0]\nl.close()\nc.sendall(b'T' * 500)")
+    c.sendall(b"read some")
+    t.peer("recv_exact(c, 9)")
+    for read in range(1, 400):
+        assert recv_exact(c, 1) == b"T"
+        t.peer("c.sendall(b'R')")
+        if read >= 5 and not t.both or t.both and t.peer("(carriers(c) or ' ')[0] == 'rmb'"):
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError("the peer's direction has stayed on TCP")
+    t.peer("c.sendall(b'R' * 100)")
+    whole = b"T" * (500 - read) + b"R" * (read + 100)
+    arrived(c, len(whole))
+    return c, whole
+
+
+@check(differs="a receive of nothing is not checked")
+def test_zero_length_receive(t):
+    """A recv of nothing looks at the connection as any other does, a read or readv of nothing does not: recv(2), read(2)."""
+    c = t.pair()
+    fd, b = c.fileno(), space(4)
+    header = Msghdr(iov=vectors((None, 0)), iovlen=1)
+    nowait = socket.MSG_DONTWAIT
+    seen = [("recv, nothing there", said("recv", fd, b, SIZE(0), nowait), "EAGAIN"),
+            ("recvmsg, nothing there", said("recvmsg", fd, ctypes.byref(header), nowait), "EAGAIN"),
+            ("read, nothing there", said("read", fd, b, SIZE(0)), 0),
+            ("readv, nothing there", said("readv", fd, vectors((None, 0)), 1), 0)]
+    t.peer("c.sendall(b'x')")
+    arrived(c, 1)
+    seen += [("recv, a byte there", said("recv", fd, b, SIZE(0), nowait), 0),
+             ("recvmsg, a byte there", said("recvmsg", fd, ctypes.byref(header), nowait), 0)]
+    assert c.recv(1) == b"x"
+    t.peer("c.close()")
+    until(lambda: polled(c), 3, "the end")
+    seen += [("recv at the end", said("recv", fd, b, SIZE(0), nowait), 0)]
+    d = t.pair("d")
+    t.peer("linger(d, 1, 0)\nd.close()")
+    until(lambda: polled(d, 0), 3, "the reset")
+    seen += [("recv after a reset", said("recv", d.fileno(), b, SIZE(0), nowait), "ECONNRESET")]
+    differences(seen)
+
+
+@check()
+def test_zero_length_send(t):
+    """After SHUT_WR sends of nothing say EPIPE, with SIGPIPE or without; a writev of nothing says 0: send(2), write(2)."""
+    hits = []
+    signal.signal(signal.SIGPIPE, lambda *_: hits.append(1))
+    c = t.pair()
+    fd, b = c.fileno(), space(4)
+    header = Msghdr(iov=vectors((None, 0)), iovlen=1)
+    many = (Mmsghdr * 1)(Mmsghdr(header))
+    seen = [("send", said("send", fd, b, SIZE(0), 0), 0)]
+    c.shutdown(socket.SHUT_WR)
+    for what, want, signals, call in (
+            ("send", "EPIPE", 1, lambda: said("send", fd, b, SIZE(0), 0)),
+            ("send, no signal", "EPIPE", 0, lambda: said("send", fd, b, SIZE(0), socket.MSG_NOSIGNAL)),
+            ("write", "EPIPE", 1, lambda: said("write", fd, b, SIZE(0))),
+            ("sendmsg", "EPIPE", 1, lambda: said("sendmsg", fd, ctypes.byref(header), 0)),
+            ("sendmmsg", "EPIPE", 0, lambda: said("sendmmsg", fd, many, 1, socket.MSG_NOSIGNAL)),
+            ("writev", 0, 0, lambda: said("writev", fd, vectors((None, 0)), 1)),
+            ("send of a byte", "EPIPE", 1, lambda: said("send", fd, b, SIZE(1), 0))):
+        del hits[:]
+        seen += [(what, (call(), len(hits)), (want, signals))]
+    differences(seen)
+
+
+@check(differs="lengths of addresses are not checked")
+def test_recvmsg_fills_in(t):
+    """msg_flags repeats MSG_CMSG_CLOEXEC, msg_controllen becomes 0, msg_namelen only if there is a msg_name; nothing on errors.
+
+    recvfrom's length becomes 0 and can't be negative: recv(2).
+    """
+    c = t.pair()
+    t.peer("c.sendall(b'0123456789' * 2)")
+    arrived(c, 20)
+    name, control, b = space(16), space(64), space(1)
+
+    def receive(flags, named):
+        header = Msghdr(name=ctypes.cast(name, ctypes.c_void_p) if named else None, namelen=16, iov=vectors(b), iovlen=1,
+                        control=ctypes.cast(control, ctypes.c_void_p), controllen=64, flags=0x1234)
+        value = said("recvmsg", c.fileno(), ctypes.byref(header), flags)
+        return value, header.flags, header.controllen, header.namelen
+    peek = socket.MSG_PEEK
+    seen = [("plainly", receive(0, True), (1, 0, 0, 0)), ("peek", receive(peek, True), (1, 0, 0, 0)),
+            ("without a name", receive(0, False), (1, 0, 0, 16)),
+            ("MSG_CMSG_CLOEXEC", receive(MSG_CMSG_CLOEXEC, True), (1, MSG_CMSG_CLOEXEC, 0, 0)),
+            ("MSG_TRUNC", receive(socket.MSG_TRUNC, True), (1, 0, 0, 0)),
+            ("MSG_WAITALL", receive(socket.MSG_WAITALL, True), (1, 0, 0, 0)),
+            ("MSG_ERRQUEUE", receive(MSG_ERRQUEUE, True), ("EAGAIN", 0x1234, 64, 16))]
+    array = (Mmsghdr * 2)()
+    for entry in array:
+        entry.header = Msghdr(namelen=16, iov=vectors(b), iovlen=1, controllen=64, flags=0x1234)
+    seen += [("recvmmsg", said("recvmmsg", c.fileno(), array, 2, MSG_CMSG_CLOEXEC, None), 2)]
+    seen += [("message", (one.length, one.header.flags, one.header.controllen, one.header.namelen),
+              (1, MSG_CMSG_CLOEXEC, 0, 16)) for one in array]
+    length = ctypes.c_int(16)
+    seen += [("recvfrom", (said("recvfrom", c.fileno(), b, SIZE(1), 0, name, ctypes.byref(length)), length.value), (1, 0))]
+    length.value = -1
+    seen += [("recvfrom, length -1", said("recvfrom", c.fileno(), b, SIZE(1), peek, name, ctypes.byref(length)), "EINVAL"),
+             ("recvfrom, no length", said("recvfrom", c.fileno(), b, SIZE(1), peek, name, None), "EFAULT")]
+    rest = c.recv(100)
+    seen += [("rest", rest, b"890123456789"), ("nothing there", receive(socket.MSG_DONTWAIT, True), ("EAGAIN", 0x1234, 64, 16))]
+    differences(seen)
+
+
+@check(differs="address and control data are not checked")
+def test_sendmsg_checks_address_and_control(t):
+    """A destination is ignored on a connected socket, unless it can't be one; control messages must be well-formed: send(2)."""
+    c = t.pair()
+    fd, b = c.fileno(), space(1)
+    b.raw = b"x"
+    address = struct.pack("=HH4s8x", socket.AF_INET, 0x1234, bytes([10, 1, 2, 3]))
+
+    def message(**fields):
+        return said("sendmsg", fd, ctypes.byref(Msghdr(iov=vectors(b), iovlen=1, **fields)), 0)
+
+    def control(*fields):
+        text = ctypes.create_string_buffer(struct.pack("=QiiI4x", *fields), 24)
+        return message(control=ctypes.cast(text, ctypes.c_void_p), controllen=24)
+    differences([
+        ("sendto", said("sendto", fd, b, SIZE(1), 0, address, 16), 1),
+        ("sendto, short address", said("sendto", fd, b, SIZE(1), 0, address, 1), 1),
+        ("sendto, long address", said("sendto", fd, b, SIZE(1), 0, address, 1000), "EINVAL"),
+        ("sendto, length -1", said("sendto", fd, b, SIZE(1), 0, address, -1), "EINVAL"),
+        ("sendto, bad address", said("sendto", fd, b, SIZE(1), 0, ctypes.c_void_p(BAD), 16), "EFAULT"),
+        ("sendmsg, bad address", message(name=BAD, namelen=16), "EFAULT"),
+        ("sendmsg, length -1", message(name=ctypes.addressof(b), namelen=0xffffffff), "EINVAL"),
+        ("sendmsg, no address but a length", message(namelen=16), 1),
+        ("MSG_FASTOPEN", said("sendto", fd, b, SIZE(1), MSG_FASTOPEN, address, 16), "EISCONN"),
+        ("MSG_FASTOPEN without an address", said("send", fd, b, SIZE(1), MSG_FASTOPEN), "EISCONN"),
+        ("control message too long", control(100, socket.SOL_SOCKET, 1, 0), "EINVAL"),
+        ("control message too short", control(3, socket.SOL_SOCKET, 1, 0), "EINVAL"),
+        ("unknown control message", control(20, socket.SOL_SOCKET, 9999, 0), "EINVAL"),
+        ("control of another level", control(20, socket.IPPROTO_TCP, 9999, 0), 1),
+        ("bad control address", message(control=BAD, controllen=24), "EFAULT"),
+        ("control length", message(control=ctypes.addressof(b), controllen=1 << 40), "ENOBUFS"),
+        ("MSG_EOR", said("send", fd, b, SIZE(1), MSG_EOR), 1)])
+    c.shutdown(socket.SHUT_WR)
+    assert t.peer("recv_end(c)") == b"xxxxx"
+
+
+@check(differs="a peek ends at a switch")
+def test_peek_over_switch(t):
+    """A peek sees all bytes that are there, wherever they came: as many as it asks for, with MSG_WAITALL or without: recv(2)."""
+    c, whole = mixed(t)
+    assert c.recv(len(whole), socket.MSG_PEEK) == whole
+    assert c.recv(len(whole) + 100, socket.MSG_PEEK) == whole
+    assert recv_exact(c, len(whole)) == whole
+
+
+@check(differs="a peek ends at a switch")
+def test_peek_for_all_over_switch(t):
+    """The same where the peek waits for the amount: MSG_PEEK | MSG_WAITALL, recv(2)."""
+    c, whole = mixed(t)
+    c.settimeout(None)
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(3))
+    got = c.recv(len(whole), socket.MSG_PEEK | socket.MSG_WAITALL)
+    assert got == whole, f"{len(got)} of {len(whole)}"
+    assert recv_exact(c, len(whole)) == whole
+
+
+@check(differs="lists longer than 16 are cut on TCP")
+def test_many_vectors_over_switch(t):
+    """A readv, recvmsg or recvmmsg takes all that is there and fits: readv(2); epoll(7) takes a short count for the last."""
+    c, whole = mixed(t)
+    for call in ("readv", "recvmsg"):
+        b = [space(1) for _ in range(40)]
+        header = Msghdr(iov=vectors(*b), iovlen=40)
+        got = said("readv", c.fileno(), header.iov, 40) if call == "readv" \
+            else said("recvmsg", c.fileno(), ctypes.byref(header), 0)
+        assert got == 40, (call, got)
+        assert b"".join(one.raw for one in b) == whole[:40]
+        whole = whole[40:]
+    b = [space(1) for _ in range(1024)]
+    assert said("readv", c.fileno(), vectors(*b), 1024) == len(whole)
+    assert b"".join(one.raw for one in b[:len(whole)]) == whole
+
+
+@check()
+def test_waitall_ends_early(t):
+    """MSG_WAITALL over a switch; it gives what there is on a time-out, a signal, MSG_DONTWAIT, and at the end: recv(2)."""
+    c, whole = mixed(t)
+    t.start("time.sleep(0.1)\nc.sendall(b'more')")
+    assert c.recv(len(whole) + 4, socket.MSG_WAITALL) == whole + b"more"
+    t.join()
+    t.peer("c.sendall(b'abc')")
+    arrived(c, 3)
+    assert c.recv(10, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == b"abc"
+    t.peer("c.sendall(b'abc')")
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.2))
+    assert c.recv(10, socket.MSG_WAITALL) == b"abc"
+    fails(errno.EAGAIN, c.recv, 10, socket.MSG_WAITALL)
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0))
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    t.peer("c.sendall(b'abc')")
+    arrived(c, 3)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    b = space(10)
+    assert said("recv", c.fileno(), b, SIZE(10), socket.MSG_WAITALL) == 3
+    t.start("c.sendall(b'abc')\ntime.sleep(0.1)\nc.close()")
+    assert c.recv(10, socket.MSG_WAITALL) == b"abc"
+    t.join()
+    assert c.recv(10, socket.MSG_WAITALL) == b""
+
+
+@check(differs="an error behind the last bytes of a call is lost")
+def test_error_after_partial_receive(t):
+    """A MSG_WAITALL that a reset has ended gives what came; the next call tells of the reset, which is no end: recv(2)."""
+    for way in ("recv", "readv"):
+        c = t.pair()
+        t.start("c.sendall(b'abc')\ntime.sleep(0.2)\nlinger(c, 1, 0)\nc.close()")
+        assert c.recv(10, socket.MSG_WAITALL) == b"abc"
+        t.join()
+        until(lambda: polled(c, 0), 3, "the reset")
+        got = said("recv", c.fileno(), space(10), SIZE(10), 0) if way == "recv" \
+            else said("readv", c.fileno(), vectors(space(10)), 1)
+        assert got == "ECONNRESET", (way, got)
+        assert c.recv(10) == b""
+
+
+@check(differs="an error behind the last bytes of a call is lost")
+def test_error_after_partial_send(t):
+    """A blocked send that a reset has ended gives what went out; the next one says ECONNRESET, those after it EPIPE: send(2)."""
+    c = t.pair()
+    size = 64 << 20
+    b = space(size)
+    t.start("time.sleep(0.5)\nlinger(c, 1, 0)\nc.close()")
+    assert 0 < said("send", c.fileno(), b, SIZE(size), socket.MSG_NOSIGNAL) < size
+    t.join()
+    seen = [said("send", c.fileno(), b, SIZE(1), socket.MSG_NOSIGNAL) for _ in range(3)]
+    assert seen == ["ECONNRESET", "EPIPE", "EPIPE"], seen
+
+
+@check(differs="limits and time of recvmmsg and sendmmsg")
+def test_mmsg_limits(t):
+    """sendmmsg takes at most 1024 messages a call, recvmmsg any number, until its time-out; what is no time is refused.
+
+    sendmmsg(2), recvmmsg(2).
+    """
+    c = t.pair()
+    fd, b = c.fileno(), space(1)
+    array = (Mmsghdr * 1030)()
+    for entry in array:
+        entry.header.iov, entry.header.iovlen = vectors(b), 1
+    seen = [("sendmmsg", said("sendmmsg", fd, array, 1030, 0), 1024), ("none", said("sendmmsg", fd, array, 0, 0), 0)]
+    t.peer("recv_exact(c, 1024)\nc.sendall(bytes(1040))")
+    arrived(c, 1040)
+    seen += [("recvmmsg", said("recvmmsg", fd, array, 1030, 0, None), 1030),
+             ("time-out over", said("recvmmsg", fd, array, 3, 0, struct.pack("qq", 0, 0)), 1),
+             ("bad time-out", said("recvmmsg", fd, array, 3, 0, struct.pack("qq", 0, -1)), "EINVAL"),
+             ("negative time-out", said("recvmmsg", fd, array, 3, 0, struct.pack("qq", -1, 0)), "EINVAL"),
+             ("none", said("recvmmsg", fd, array, 0, 0, None), 0)]
+    array[1].header.iov = vectors((BAD, 1))
+    seen += [("bad second", said("sendmmsg", fd, array, 2, 0), 1), ("bad second", said("recvmmsg", fd, array, 2, 0, None), 1)]
+    differences(seen)
+
+
+@check()
+def test_sendmmsg_ends_with_partial(t):
+    """sendmmsg goes no further than a message that was sent in part: sendmmsg(2). Its reader makes room meanwhile."""
+    c = t.pair()
+    c.setblocking(False)
+    t.start("""
+got = hashlib.sha256()
+while part := c.recv(30_000):
+    got.update(part)
+got.hexdigest()""")
+    sent, whole = hashlib.sha256(), 0
+    array = (Mmsghdr * 8)()
+    buffers = [ctypes.create_string_buffer(chance.randbytes(70_001), 70_001) for _ in array]
+    for entry, buffer in zip(array, buffers):
+        entry.header.iov, entry.header.iovlen = vectors(buffer), 1
+    while whole < 30_000_000:
+        count = libc.sendmmsg(c.fileno(), array, 8, 0)
+        if count < 0:
+            assert ctypes.get_errno() == errno.EAGAIN
+            select.select([], [c], [])
+            continue
+        lengths = [entry.length for entry in array[:count]]
+        for length, buffer in zip(lengths, buffers):
+            sent.update(buffer.raw[:length])
+            whole += length
+        assert all(length == 70_001 for length in lengths[:-1]), lengths
+    c.close()
+    assert t.join() == sent.hexdigest()
+
+
+@check(differs="kinds of descriptors are not checked")
+def test_sendfile_arguments(t):
+    """Input that can't be seeked or read, wrong offsets, the end, an output that appends or is shut down: sendfile(2)."""
+    c = t.pair()
+    fd = c.fileno()
+    file = os.memfd_create("data")
+    os.write(file, b"0123456789")
+    reader, writer = os.pipe()
+    os.write(writer, b"pipe")
+    path = f"/proc/self/fd/{file}"
+    only_write = os.open(path, os.O_WRONLY)
+    other, another = socket.socketpair()
+    another.send(b"sock" * 100)
+
+    def call(source, offset=None, count=4):
+        at = None if offset is None else ctypes.c_int64(offset)
+        value = said("sendfile", fd, source, None if at is None else ctypes.byref(at), SIZE(count))
+        return value if at is None else (value, at.value)
+    seen = [("pipe", call(reader), "EINVAL"), ("pipe with an offset", call(reader, 0), ("ESPIPE", 0)),
+            ("socket", call(other.fileno()), "EINVAL"), ("itself", call(fd), "EINVAL"), ("closed", call(9999), "EBADF"),
+            ("write-only", call(only_write), "EBADF"), ("negative offset", call(file, -1), ("EINVAL", -1)),
+            ("none", call(file, 2, 0), (0, 2)), ("part", call(file, 2, 3), (3, 5)), ("rest", call(file, 5, 100), (5, 10)),
+            ("end", call(file, 10), (0, 10)), ("beyond", call(file, 100), (0, 100)),
+            ("position", (os.lseek(file, 0, os.SEEK_CUR), call(file)), (10, 0))]
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_APPEND)
+    seen += [("O_APPEND", call(file, 0), ("EINVAL", 0))]
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    hits = []
+    signal.signal(signal.SIGPIPE, lambda *_: hits.append(1))
+    c.shutdown(socket.SHUT_WR)
+    seen += [("after SHUT_WR", (call(file, 0), len(hits)), (("EPIPE", 0), 1)),
+             ("left in the pipe", ioctl_int(reader, FIONREAD), 4),
+             ("received", t.peer("recv_end(c)"), b"23456789")]
+    differences(seen)
+
+
+def spliced(source, target, count=5, flags=0, at=None, to=None):
+    at, to = (None if one is None else ctypes.byref(one) for one in (at, to))
+    return said("splice", source, at, target, to, SIZE(count), flags)
+
+
+@check(differs="bytes taken from a pipe for a socket that has ended are lost")
+def test_splice_ends(t):
+    """splice of nothing, of less than there is, at the end of either side, and EPIPE with SIGPIPE after SHUT_WR: splice(2)."""
+    c, d = t.pair("c"), t.pair("d")
+    reader, writer = os.pipe()
+    t.peer("c.sendall(b'input')")
+    arrived(c, 5)
+    seen = [("none", spliced(c.fileno(), writer, 0), 0), ("all", spliced(c.fileno(), writer, 100), 5),
+            ("part", spliced(reader, d.fileno(), 2), 2), ("rest", os.read(reader, 10), b"put")]
+    t.peer("c.close()")
+    until(lambda: polled(c), 3, "the end")
+    seen += [("end of the stream", spliced(c.fileno(), writer), 0)]
+    os.write(writer, b"unsent")
+    d.shutdown(socket.SHUT_WR)
+    hits = []
+    signal.signal(signal.SIGPIPE, lambda *_: hits.append(1))
+    seen += [("after SHUT_WR", (spliced(reader, d.fileno()), len(hits)), ("EPIPE", 1))]
+    os.close(writer)
+    e = t.pair("e")
+    seen += [("all that is there", (spliced(reader, e.fileno(), 100), t.peer("e.recv(6)")), (6, b"unsent")),
+             ("end of the pipe", spliced(reader, e.fileno()), 0), ("received", t.peer("recv_end(d)"), b"in")]
+    differences(seen)
+
+
+@check(differs="bytes taken for a pipe that breaks are lost")
+def test_splice_into_broken_pipe(t):
+    """A splice into a pipe without readers says EPIPE, with SIGPIPE, and takes nothing from the stream: splice(2)."""
+    hits = []
+    signal.signal(signal.SIGPIPE, lambda *_: hits.append(1))
+    first, whole = mixed(t)
+    second = t.pair("d")
+    t.peer("d.sendall(b'kept')")
+    arrived(second, 4)
+    reader, writer = os.pipe()
+    os.close(reader)
+    seen = []
+    for what, sock, want in (("RMB", second, b"kept"), ("TCP", first, whole)):
+        del hits[:]
+        seen += [(f"from {what}", (spliced(sock.fileno(), writer, 100), len(hits)), ("EPIPE", 1)),
+                 (f"left, {what}", ioctl_int(sock, FIONREAD), len(want))]
+    differences(seen)
+    assert recv_exact(first, len(whole)) == whole
+
+
+@check(differs="SPLICE_F_NONBLOCK is taken for the socket, too")
+def test_splice_nonblock_is_for_the_pipe(t):
+    """SPLICE_F_NONBLOCK leaves the socket's side blocking, unless that has O_NONBLOCK: splice(2)."""
+    c = t.pair()
+    reader, writer = os.pipe()
+    t.start("time.sleep(0.2)\nc.sendall(b'late')")
+    assert said("splice", c.fileno(), None, writer, None, SIZE(100), SPLICE_F_NONBLOCK) == 4
+    t.join()
+    assert os.read(reader, 10) == b"late"
+    c.setblocking(False)
+    assert said("splice", c.fileno(), None, writer, None, SIZE(100), 0) == "EAGAIN"
+
+
+EVERY = POLLIN | POLLOUT | POLLRDNORM | POLLRDBAND | POLLWRNORM | POLLWRBAND | POLLRDHUP | select.POLLPRI
+
+
+def masks(c):
+    """(poll, epoll) over every event there is."""
+    epoll = select.epoll()
+    epoll.register(c, EVERY)
+    return polled(c, EVERY), ready(epoll).get(c.fileno(), 0)
+
+
+@check()
+def test_all_events_after_own_shutdown(t):
+    """Every event bit, idle, with input, after SHUT_RD, SHUT_WR and both at this end: poll(2), epoll_ctl(2).
+
+    Who has shut down sending is told that it may write, though nobody reads.
+    """
+    out, into = POLLOUT | POLLWRNORM, POLLIN | POLLRDNORM
+    c, d, e = t.pair("c"), t.pair("d"), t.pair("e")
+    seen = [("idle", masks(c), (out, out))]
+    t.peer("c.sendall(b'x')")
+    arrived(c, 1)
+    seen += [("input", masks(c), (out | into,) * 2), ("RDNORM", polled(c, POLLRDNORM), POLLRDNORM)]
+    epoll = select.epoll()
+    epoll.register(c, POLLRDNORM)
+    seen += [("epoll RDNORM", ready(epoll), {c.fileno(): POLLRDNORM}), ("epoll RDBAND", polled(c, POLLRDBAND | POLLWRBAND), 0)]
+    c.recv(1)
+    c.shutdown(socket.SHUT_RD)
+    seen += [("SHUT_RD", masks(c), (out | into | POLLRDHUP,) * 2)]
+    d.shutdown(socket.SHUT_WR)
+    seen += [("SHUT_WR", masks(d), (out,) * 2)]
+    d.shutdown(socket.SHUT_RD)
+    seen += [("both", masks(d), (out | into | POLLRDHUP | POLLHUP,) * 2)]
+    e.setblocking(False)
+    fill(e, 0.2)
+    seen += [("full", masks(e), (0, 0))]
+    e.shutdown(socket.SHUT_WR)
+    seen += [("full, SHUT_WR", masks(e), (out,) * 2), ("writable", selected(e), (False, True, False))]
+    differences(seen)
+
+
+@check()
+def test_data_after_own_shut_rd(t):
+    """After SHUT_RD bytes that still come can be read, and the end is there whenever none are: shutdown(2) as Linux has it."""
+    c = t.pair()
+    c.shutdown(socket.SHUT_RD)
+    for _ in range(3):
+        assert c.recv(10) == b"" == c.recv(10, socket.MSG_PEEK)
+        t.peer("c.sendall(b'still')")
+        arrived(c, 5)
+        assert c.recv(10, socket.MSG_WAITALL) == b"still"
+    c.sendall(b"back")
+    assert t.peer("recv_exact(c, 4)") == b"back"
+    seen = [("how", said("shutdown", c.fileno(), 3), "EINVAL"), ("how", said("shutdown", c.fileno(), -1), "EINVAL"),
+            ("again", said("shutdown", c.fileno(), 0), 0), ("SHUT_WR", said("shutdown", c.fileno(), 1), 0),
+            ("SHUT_WR again", said("shutdown", c.fileno(), 1), 0)]
+    t.peer("recv_end(c)\nc.shutdown(socket.SHUT_WR)")
+    until(lambda: c.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[0] in (6, 7), 3, "both ends' FIN")
+    seen += [("over", said("shutdown", c.fileno(), 1), "ENOTCONN")]
+    differences(seen)
+
+
+@check()
+def test_edges_of_both_directions(t):
+    """An edge for input tells of room, too; that the peer has read little of what was sent is no edge: epoll(7)."""
+    c = t.pair()
+    c.setblocking(False)
+    epoll = select.epoll()
+    epoll.register(c, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
+    number = c.fileno()
+    assert ready(epoll, 1) == {number: EPOLLOUT}
+    for _ in range(5):
+        c.send(b"0123456789")
+        t.peer("recv_exact(c, 10)")
+        no_event(epoll, 0.1)
+        t.peer("c.send(b'x')")
+        assert ready(epoll, 3) == {number: EPOLLIN | EPOLLOUT}
+        no_event(epoll, 0.1)
+        assert c.recv(10) == b"x"
+    t.peer("c.shutdown(socket.SHUT_WR)")
+    assert ready(epoll, 3) == {number: EPOLLIN | EPOLLOUT | EPOLLRDHUP}
+    no_event(epoll, 0.1)
+    epoll.modify(c, EPOLLOUT | EPOLLET)
+    assert ready(epoll, 1) == {number: EPOLLOUT}
+
+
+@check()
+def test_oneshot_hides_the_end(t):
+    """A fired one-shot entry reports nothing, not even a hang-up or error; an entry with mask 0 reports these: epoll_ctl(2)."""
+    for how, want in (("c.close()", EPOLLHUP), ("linger(c, 1, 0)\nc.close()", EPOLLHUP | EPOLLERR)):
+        c = t.pair()
+        once, empty = select.epoll(), select.epoll()
+        once.register(c, EPOLLIN | EPOLLONESHOT)
+        empty.register(c, 0)
+        t.peer("c.send(b'x')")
+        assert ready(once, 3) == {c.fileno(): EPOLLIN}
+        no_event(empty, 0)
+        assert c.recv(1) == b"x"
+        if want == EPOLLHUP:
+            c.shutdown(socket.SHUT_WR)
+        t.peer(how)
+        assert ready(empty, 3) == {c.fileno(): want}
+        no_event(once, 0.1)
+        once.modify(c, EPOLLONESHOT)
+        assert ready(once, 3) == {c.fileno(): want}
+        no_event(once, 0.1)
+        once.modify(c, EPOLLIN)
+        assert ready(once, 3) == {c.fileno(): want | EPOLLIN} == ready(once, 3)
+        c.close()
+
+
+def control(epoll, op, fd, mask=0, data=0):
+    return said("epoll_ctl", epoll.fileno(), op, fd, struct.pack("=IQ", mask, data))
+
+
+@check()
+def test_epoll_ctl_rules(t):
+    """What EPOLLEXCLUSIVE excludes, unknown operations, DEL without an event, maxevents, the data's 64 bits: epoll_ctl(2)."""
+    c, d, e = t.pair("c"), t.pair("d"), t.pair("e")
+    epoll, fd = select.epoll(), c.fileno()
+    add, delete, modify = 1, 2, 3
+    seen = [("with RDHUP", control(epoll, add, fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLRDHUP), "EINVAL"),
+            ("with ONESHOT", control(epoll, add, fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT), "EINVAL"),
+            ("unknown operation", control(epoll, 4, fd, EPOLLIN), "EINVAL"), ("operation 0", control(epoll, 0, fd), "EINVAL"),
+            ("MOD of none", control(epoll, modify, fd, EPOLLIN), "ENOENT"), ("DEL of none", control(epoll, delete, fd), "ENOENT"),
+            ("ADD", control(epoll, add, fd, EPOLLIN | (1 << 29), (1 << 64) - 2), 0),
+            ("ADD again", control(epoll, add, fd, EPOLLIN), "EEXIST"),
+            ("ADD again, exclusive", control(epoll, add, fd, EPOLLIN | EPOLLEXCLUSIVE), "EEXIST"),
+            ("MOD to exclusive", control(epoll, modify, fd, EPOLLIN | EPOLLEXCLUSIVE), "EINVAL"),
+            ("MOD, bad event", said("epoll_ctl", epoll.fileno(), modify, fd, ctypes.c_void_p(BAD)), "EFAULT"),
+            ("no set", said("epoll_ctl", fd, add, fd, struct.pack("=IQ", 1, 0)), "EINVAL"),
+            ("set closed", said("epoll_ctl", 9999, add, fd, struct.pack("=IQ", 1, 0)), "EBADF"),
+            ("too many", said("epoll_wait", epoll.fileno(), space(12), (1 << 31) - 1, 0), "EINVAL")]
+    for sock, data in ((d, 1 << 63), (e, 5)):
+        seen += [("ADD", control(epoll, add, sock.fileno(), EPOLLIN, data), 0)]
+    t.peer("[one.sendall(b'x') for one in (c, d, e)] and None")
+    for sock in (c, d, e):
+        arrived(sock, 1)
+    event, got = space(12), []
+    for _ in range(6):
+        seen += [("wait for one", said("epoll_wait", epoll.fileno(), event, 1, 3000), 1)]
+        got.append(struct.unpack("=IQ", event.raw))
+    want = {(EPOLLIN, (1 << 64) - 2), (EPOLLIN, 1 << 63), (EPOLLIN, 5)}
+    seen += [("round robin", set(got[:3]), want), ("round robin", set(got[3:]), want),
+             ("DEL without an event", said("epoll_ctl", epoll.fileno(), delete, fd, None), 0),
+             ("DEL, bad event", said("epoll_ctl", epoll.fileno(), delete, d.fileno(), ctypes.c_void_p(BAD)), 0),
+             ("left", dict(epoll.poll(0)), {5: EPOLLIN})]
+    differences(seen)
+
+
+@check()
+def test_poll_and_select_lists(t):
+    """The same socket twice, closed and negative numbers, sets and results: poll(2), select(2)."""
+    c, d = t.pair("c"), t.pair("d")
+    t.peer("c.sendall(b'x')")
+    arrived(c, 1)
+    closed = os.dup(0)
+    os.close(closed)
+    entries = [(c.fileno(), POLLIN), (d.fileno(), POLLIN), (-c.fileno(), POLLIN), (c.fileno(), POLLOUT), (closed, 0),
+               (c.fileno(), POLLIN | POLLOUT), (d.fileno(), 0)]
+    text = ctypes.create_string_buffer(b"".join(struct.pack("=ihh", fd, mask, 0x7f) for fd, mask in entries), 8 * 7)
+    seen = [("poll", said("poll", text, 7, 0), 4),
+            ("revents", [struct.unpack_from("=ihh", text, 8 * i)[2] for i in range(7)],
+             [POLLIN, 0, 0, POLLOUT, select.POLLNVAL, POLLIN | POLLOUT, 0])]
+
+    def bits(*numbers):
+        whole = sum(1 << number for number in numbers)
+        return ctypes.create_string_buffer(whole.to_bytes(128, "little"), 128)
+
+    def numbers(text):
+        whole = int.from_bytes(text.raw, "little")
+        return {number for number in range(1024) if whole >> number & 1}
+    one, two = c.fileno(), d.fileno()
+    top = max(one, two) + 1
+    r, w, x = bits(one, two, 900), bits(one), bits(one)
+    wait = ctypes.create_string_buffer(struct.pack("qq", 3, 0), 16)
+    seen += [("select", said("select", top, r, w, x, wait), 2), ("sets", (numbers(r) - {900}, numbers(w), numbers(x)),
+                                                                 ({one}, {one}, set()))]
+    r, w = bits(one, closed), bits(one)
+    seen += [("closed", said("select", max(top, closed + 1), r, w, None, wait), "EBADF"),
+             ("sets on errors", (numbers(r), numbers(w)), ({one, closed}, {one})),
+             ("negative", said("select", -1, r, w, None, wait), "EINVAL"),
+             ("negative time", said("select", top, bits(one), None, None, struct.pack("qq", -1, 0)), "EINVAL"),
+             ("pselect", said("pselect", top, bits(one), None, None, struct.pack("qq", 0, 1_000_000_000), None), "EINVAL"),
+             ("ppoll", said("ppoll", text, 1, struct.pack("qq", 0, -1), None), "EINVAL")]
+    r, wait = bits(two), ctypes.create_string_buffer(struct.pack("qq", 0, 50_000), 16)
+    seen += [("time-out", (said("select", top, r, None, None, wait), numbers(r), wait.raw), (0, set(), bytes(16)))]
+    r, wait = bits(two), ctypes.create_string_buffer(struct.pack("qq", 0, 50_000_000), 16)
+    kept = wait.raw
+    seen += [("pselect", (said("pselect", top, r, None, None, wait, None), numbers(r), wait.raw), (0, set(), kept))]
+    differences(seen)
+
+
+@check(differs="signals that the mask lets in are not taken without waiting")
+def test_masks_of_waiting(t):
+    """A pending signal that the wait's mask lets in ends it with EINTR, unless something is ready; the old mask is back then.
+
+    With a time-out of 0 poll and select say EINTR, too, epoll_pwait says 0: pselect(2), ppoll(2), epoll_pwait(2).
+    """
+    hits = []
+    signal.signal(signal.SIGUSR1, lambda *_: hits.append(1))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    c = t.pair()
+    epoll = select.epoll()
+    epoll.register(c, EPOLLIN)
+    nothing = bytes(128)
+    entry = ctypes.create_string_buffer(struct.pack("=ihh", c.fileno(), POLLIN, 0), 8)
+    mask_and_size = ctypes.create_string_buffer(128)
+
+    def waits(seconds):
+        time_spec = struct.pack("qq", seconds, 0)
+        bits = ctypes.create_string_buffer((1 << c.fileno()).to_bytes(128, "little"), 128)
+        return {"ppoll": lambda: said("ppoll", entry, 1, time_spec, nothing),
+                "pselect": lambda: said("pselect", c.fileno() + 1, bits, None, None, time_spec, nothing),
+                "epoll_pwait": lambda: said("epoll_pwait", epoll.fileno(), mask_and_size, 1, seconds * 1000, nothing)}
+    seen = []
+    for what in ("ppoll", "pselect", "epoll_pwait"):
+        for state, seconds, data in (("ready", 5, True), ("ready, no wait", 0, True), ("idle", 5, False),
+                                     ("idle, no wait", 0, False)):
+            if data:
+                t.peer("c.send(b'x')")
+                arrived(c, 1)
+            del hits[:]
+            os.kill(os.getpid(), signal.SIGUSR1)
+            value = waits(seconds)[what]()
+            pending = signal.SIGUSR1 in signal.sigpending()
+            blocked = signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            want = (1, 0, True) if data else (0, 0, True) if (what, seconds) == ("epoll_pwait", 0) else ("EINTR", 1, False)
+            seen += [(f"{what}, {state}", (value, len(hits), pending, blocked), (*want, True))]
+            if data:
+                assert c.recv(1) == b"x"
+            if pending:
+                signal.sigwait([signal.SIGUSR1])
+    differences(seen)
+
+
+@check()
+def test_signal_of_one_s_own_choice(t):
+    """F_SETSIG and F_SETOWN with O_ASYNC give a queued signal that tells the descriptor and its events: fcntl(2)."""
+    number = signal.SIGRTMIN + 3
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    c = t.pair()
+    fcntl.fcntl(c, F_SETSIG, number)
+    fcntl.fcntl(c, fcntl.F_SETOWN, os.getpid())
+    assert fcntl.fcntl(c, F_GETSIG) == number and fcntl.fcntl(c, fcntl.F_GETOWN) == os.getpid()
+    fcntl.ioctl(c, 0x5452, struct.pack("i", 1))  # FIOASYNC
+    assert fcntl.fcntl(c, fcntl.F_GETFL) & os.O_ASYNC
+
+    def info():
+        text = space(128)
+        until(lambda: libc.sigtimedwait(struct.pack("Q", 1 << number - 1) + bytes(120), text, struct.pack("qq", 3, 0)) == number)
+        return struct.unpack_from("i", text.raw) + struct.unpack_from("qi", text.raw, 16)
+    while libc.sigtimedwait(struct.pack("Q", 1 << number - 1) + bytes(120), None, struct.pack("qq", 0, 100_000_000)) == number:
+        pass
+    for _ in range(3):
+        t.peer("c.send(b'x')")
+        assert info() == (number, POLLIN | POLLRDNORM, c.fileno())
+        assert c.recv(1) == b"x"
+    fcntl.ioctl(c, 0x5452, struct.pack("i", 0))
+    t.peer("c.send(b'y')")
+    assert recv_exact(c, 1) == b"y"
+    assert libc.sigtimedwait(struct.pack("Q", 1 << number - 1) + bytes(120), None, struct.pack("qq", 0, 200_000_000)) == -1
+
+
+@check(differs="unknown RWF flags are ignored")
+def test_flags_of_preadv2(t):
+    """RWF_NOWAIT doesn't wait, a flag that doesn't exist is refused, and so are offsets: readv(2)."""
+    c = t.pair()
+    b = space(4)
+    b.raw = b"data"
+    at, fd = ctypes.c_int64(-1), c.fileno()
+    seen = [("RWF_NOWAIT", said("preadv2", fd, vectors(b), 1, at, 8), "EAGAIN")]
+    t.peer("c.sendall(b'text')")
+    arrived(c, 4)
+    seen += [("unknown flag", said("preadv2", fd, vectors(b), 1, at, 0x4000), "ENOTSUP"),
+             ("unknown flag, writing", said("pwritev2", fd, vectors(b), 1, at, 0x4000), "ENOTSUP"),
+             ("offset", said("preadv2", fd, vectors(b), 1, ctypes.c_int64(0), 0), "ESPIPE"),
+             ("RWF_NOWAIT", said("preadv2", fd, vectors(b), 1, at, 8), 4), ("bytes", b.raw, b"text"),
+             ("writing", said("pwritev2", fd, vectors(b), 1, at, 8), 4), ("received", t.peer("recv_exact(c, 4)"), b"text")]
+    differences(seen)
+
+
+@check()
+def test_count_of_queued_bytes_by_message(t):
+    """With TCP_INQ each recvmsg tells in msg_control how many bytes are left: recv(2), linux/tcp.h."""
+    c = t.pair()
+    c.setsockopt(socket.IPPROTO_TCP, 36, 1)
+    t.peer("c.sendall(b'0123456789')")
+    arrived(c, 10)
+    assert c.recvmsg(4, 100)[:2] == (b"0123", [(socket.IPPROTO_TCP, 36, struct.pack("i", 6))])
+    assert c.recvmsg(9, 100)[:2] == (b"456789", [(socket.IPPROTO_TCP, 36, bytes(4))])
+
+
+@check()
+def test_times_by_message(t):
+    """With SO_TIMESTAMP in its old and new form each recvmsg gives a time in msg_control: recv(2), socket(7)."""
+    for option in (29, 35, 63, 64):  # SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW
+        c = t.pair()
+        c.setsockopt(socket.SOL_SOCKET, option, 1)
+        for _ in range(100):  # of which the first may be under way already
+            t.peer("c.sendall(b'abcdef')")
+            arrived(c, 6)
+            data, messages, _, _ = c.recvmsg(10, 100)
+            assert data == b"abcdef"
+            if messages:
+                break
+            time.sleep(0.01)
+        assert [one[:2] for one in messages] == [(socket.SOL_SOCKET, option)], (option, messages, carriers(c))
