@@ -30,7 +30,7 @@ step fallback PROGRAM -f tcp -p 6000 serve echo 5 100 -- PROGRAM -p 6000 connect
 def steps(tmp_path_factory):
     """One run of all STEPS, which the tests below look at: the result, and {role: {step: its output}}."""
     script = STEPS.replace("PROGRAM", str(two_hosts.peer())).replace("MODES", "\n".join(MODES))
-    result = two_hosts.Lab(tmp_path_factory.mktemp("lab")).passes(script, script, pcap=True, timeout=120)
+    result = two_hosts.Lab(tmp_path_factory.mktemp("lab")).passes(script, script, pcap=True, timeout=300)
     return result, two_hosts.steps(result)
 
 

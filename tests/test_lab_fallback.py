@@ -105,7 +105,7 @@ def steps(tmp_path_factory):
     for name, text in {"WAITS": build.program("rawwaits"), "TURNS": settings.TESTS / "programs" / "turns.py", "ENV": two_hosts.ours(folder),
                        "SMCTL": settings.SMCTL, "FOLDER": folder}.items():
         script = script.replace(name, str(text))
-    return two_hosts.steps(two_hosts.Lab(folder).passes(script, script, timeout=90))
+    return two_hosts.steps(two_hosts.Lab(folder).passes(script, script, timeout=240))
 
 
 def both(steps, ours, name):

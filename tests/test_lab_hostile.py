@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     script = SCRIPT
     for name, text in {"PROGRAMS": PROGRAMS, "ENV": two_hosts.ours(folder), "SMCTL": settings.SMCTL}.items():
         script = script.replace(name, str(text))
-    return two_hosts.steps(two_hosts.Lab(folder).passes(script, script, timeout=90))
+    return two_hosts.steps(two_hosts.Lab(folder).passes(script, script, timeout=240))
 
 
 def outcomes(text):

@@ -107,7 +107,7 @@ def run_all(tmp_path_factory):
     for name, text in {"PROGRAM": two_hosts.peer(), "ENV": two_hosts.ours(folder), "SMCTL": settings.SMCTL,
                        "TURNS": settings.TESTS / "programs" / "turns.py", "MODES": "\n".join(MODES)}.items():
         script = script.replace(name, str(text))
-    result = two_hosts.Lab(folder).passes(script, script, pcap=True, timeout=120)
+    result = two_hosts.Lab(folder).passes(script, script, pcap=True, timeout=300)
     return result, two_hosts.steps(result)
 
 

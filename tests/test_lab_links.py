@@ -126,7 +126,7 @@ def test_with_the_kernel(lab, tmp_path, ours, fault, kind, nic):
                        "SMCTL": settings.SMCTL, "OURS": ours, "FAULT": fault, "KIND": kind, "NIC": nic}.items():
         script = script.replace(name, str(text))
     for _ in range(3):
-        result = lab.run(script, script, nics=2, timeout=90)
+        result = lab.run(script, script, nics=2, timeout=180)
         ends = {"server": result.server, "client": result.client}
         # A kernel that loses its own link has the same defect as client, but rarely: when our cursor has passed what its
         # device has not yet acknowledged, it takes the ring for emptier than it is, and overwrites it.

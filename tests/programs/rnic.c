@@ -162,7 +162,7 @@ static unsigned from_hex(const char *hex, char *to) {
 
 // Posts a request with these bytes, or which reads `length` bytes.
 static const char *post(struct ibv_send_wr request, const char *bytes, unsigned length) {
-    for (long end = now_ms() + 5000; posted - completed == SLOTS;)
+    for (long end = now_ms() + 20000; posted - completed == SLOTS;)
         if (!wait_until(end, 0)) return "error: the send queue is full";
     char *at = slots_at + posted % SLOTS * SLOT;
     if (bytes) memcpy(at, bytes, length);
