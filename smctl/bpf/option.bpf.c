@@ -234,22 +234,25 @@ static INLINE void refuse(__u64 request)
 	note(&xsmc_refused, request);
 }
 
-// Before the header of a SYN-ACK is written for a listener.
+// Whether the SYN-ACK that is being made for a listener answers an offer that hasn't been refused.
+static INLINE int answers(struct bpf_sock_ops *ops, __u64 request)
+{
+	// A SYN cookie has no place to keep that the option was there.
+	return ops->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE &&
+	       (map_lookup(&xsmc_answered, &request) ||
+		has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN)) &&
+	       !map_lookup(&xsmc_refused, &request);
+}
+
 static INLINE void measure_answer(struct bpf_sock_ops *ops)
 {
 	struct place place = place_of(ops);
 	__u64 request = socket_cookie(ops), *until;
-	int noted;
 
-	// A SYN cookie has no place to keep that the option was there.
-	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE)
-		return;
-	noted = map_lookup(&xsmc_answered, &request) != 0;
-	if ((!noted && !has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN)) ||
-	    map_lookup(&xsmc_refused, &request))
+	if (!answers(ops, request))
 		return;
 	until = map_lookup(&xsmc_listening, &place);
-	if (!until || (!noted && *until > nanoseconds() && !note(&xsmc_answered, request)) ||
+	if (!until || (*until > nanoseconds() && !note(&xsmc_answered, request)) ||
 	    reserve_option(ops, sizeof(OPTION), 0))
 		refuse(request);
 }
@@ -258,11 +261,7 @@ static INLINE void write_answer(struct bpf_sock_ops *ops)
 {
 	__u64 request = socket_cookie(ops);
 
-	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE || map_lookup(&xsmc_refused, &request))
-		return;
-	if (!map_lookup(&xsmc_answered, &request) && !has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
-		return;
-	if (store_option(ops, OPTION, sizeof(OPTION), 0))
+	if (answers(ops, request) && store_option(ops, OPTION, sizeof(OPTION), 0))
 		refuse(request);
 }
 
@@ -324,7 +323,6 @@ static INLINE void accepted(struct bpf_sock_ops *ops)
 {
 	struct mark *mark = mark_of(ops->sk);
 	__u64 request;
-	int answered;
 
 	if (!mark)
 		return;
@@ -337,8 +335,8 @@ static INLINE void accepted(struct bpf_sock_ops *ops)
 	request = socket_cookie(ops);
 	if (map_delete(&xsmc_refused, &request) == 0)
 		return;
-	answered = map_delete(&xsmc_answered, &request) == 0;
-	if (answered || has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
+	if (map_delete(&xsmc_answered, &request) == 0 ||
+	    has_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
 		mark->flags |= PEER;
 }
 

@@ -375,7 +375,6 @@ def check_opening():
                 told[ends] = told.get(ends, 0) + 1
     os.kill(child, 9)
     os.waitpid(child, 0)
-    print(told)
     assert told.keys() <= {(WANTED, WANTED), (3, 3)} and told[3, 3] > 20, told
 
 
