@@ -564,15 +564,13 @@ impl Conn {
 
     /// Whether [`Conn::update_due`] may be true once the program reads more. Becomes true by what the peer says only.
     fn heeds_reading(&self) -> bool {
-        self.asked
-            || self.peer_blocked
-            || self.told_cons < self.heard_urgent
-            || self.free() <= u64::from(self.own_size.bytes()) / 2
+        self.asked || self.peer_blocked || self.told_cons < self.heard_urgent || self.runs_short()
     }
 
-    /// Room in our RMB as far as the peer knows, bytes.
-    fn free(&self) -> u64 {
-        (self.told_cons + u64::from(self.own_size.bytes())).saturating_sub(self.peer_prod)
+    /// Whether half of our RMB or less is free, as far as the peer knows.
+    fn runs_short(&self) -> bool {
+        let size = u64::from(self.own_size.bytes());
+        (self.told_cons + size).saturating_sub(self.peer_prod) <= size / 2
     }
 
     /// Whether the peer must hear of our consumer position although there is nothing else to say. At least as
@@ -586,8 +584,7 @@ impl Conn {
         let drained = cons == self.peer_prod;
         self.asked
             || self.told_cons < self.heard_urgent && self.heard_urgent <= cons
-            || unconfirmed > UPDATE_MIN.max(size / 10)
-                && (self.free() <= size / 2 || self.peer_blocked)
+            || unconfirmed > UPDATE_MIN.max(size / 10) && (self.runs_short() || self.peer_blocked)
             || self.peer_blocked && drained
     }
 

@@ -497,13 +497,8 @@ pub unsafe fn writev(
     n: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let l = list!(iov, n as usize, Errno::EINVAL);
-    // The kernel doesn't ask the socket.
-    if matches!(e, Entry::Sock(_)) && crate::ring::iov_len(l) == 0 {
-        return real();
-    }
     // SAFETY: promised by the caller.
-    unsafe { output(e, fd, l, 0, real) }
+    unsafe { pwritev2(e, fd, iov, n, 0, real) }
 }
 
 /// pwritev2(2) with offset -1.

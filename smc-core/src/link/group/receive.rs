@@ -140,7 +140,12 @@ impl Group {
     fn publish(&self, slot: u32, c: &Changes) -> bool {
         let [out, inc] = &self.link.block(slot).dir;
         let prod = inc.tx.prod.load(Relaxed);
-        let ended = inc.tx.flags.load(Relaxed) & (TX_DONE | TX_CLOSED) != 0;
+        // Only the group writes them.
+        let before = inc.tx.flags.load(Relaxed);
+        let (ended, asked) = (
+            before & (TX_DONE | TX_CLOSED) != 0,
+            before & TX_BLOCKED != 0,
+        );
         // A program that has read to the end has been told so: what comes behind it is no part of the stream.
         let over = ended && inc.rx.cons.load(Acquire) == prod;
         if inc.tx.urgent.load(Relaxed) != c.urgent && !over {
@@ -160,7 +165,6 @@ impl Group {
         if c.flags != 0 {
             inc.tx.flags.fetch_or(c.flags, Release);
         }
-        let asked = inc.tx.flags.load(Relaxed) & TX_BLOCKED != 0;
         match (c.heeds_reading, asked) {
             (true, false) => inc.tx.flags.fetch_or(TX_BLOCKED, SeqCst),
             (false, true) => inc.tx.flags.fetch_and(!TX_BLOCKED, Relaxed),
