@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use libc::{c_int, c_uint, sockaddr, socklen_t};
 
-use super::option::has_tcp_only;
+use super::option::{OPTIONS, unknown_options};
 use super::{fail, pin};
 use crate::engine;
 use crate::fabric::shm::TX_DONE;
@@ -12,9 +12,7 @@ use crate::fds::{self, Entry};
 use crate::negotiate::{option, remote};
 use crate::observe::Reason;
 use crate::ready::Set;
-use crate::stream::{
-    F_ACCEPTED, F_LISTENER, F_NONBLOCK, F_OFFERS, F_SHUT_RD, F_SHUT_WR, F_TIMEOUT, Sock,
-};
+use crate::stream::{F_ACCEPTED, F_LISTENER, F_NONBLOCK, F_OFFERS, F_SHUT_RD, F_SHUT_WR, Sock};
 use crate::sys::{self, Errno};
 
 fn is_tcp(domain: c_int, ty: c_int, proto: c_int) -> bool {
@@ -78,20 +76,14 @@ pub fn accept(lfd: c_int, e: Option<Entry>, flags: c_int, real: impl FnOnce() ->
                 }
             };
             // Unknown listeners may have set what we then don't know of.
-            let (offers, timeout) = match e {
-                Some(Entry::Sock(l)) => (l.has(F_OFFERS), l.flags.load(Relaxed) & F_TIMEOUT),
-                _ => (false, F_TIMEOUT),
+            let (offers, options) = match e {
+                Some(Entry::Sock(l)) => (l.has(F_OFFERS), l.flags.load(Relaxed) & OPTIONS),
+                _ if known => (false, unknown_options(fd)),
+                _ => (false, 0),
             };
-            let tcp_only = match e {
-                Some(Entry::Sock(l)) => l.noted() == Some(Reason::UnsupportedOption),
-                _ => known && has_tcp_only(fd),
-            };
-            let flags = F_ACCEPTED | nonblock(flags) | timeout;
-            let made = known.then(|| Sock::create(fd, flags)).flatten();
-            if let Some(s) = made.filter(|_| tcp_only) {
-                s.pin(Reason::UnsupportedOption);
-            }
-            if let Some(s) = made
+            let flags = F_ACCEPTED | nonblock(flags) | options;
+            if known
+                && let Some(s) = Sock::create(fd, flags)
                 && offers
                 && option::peer_has_it(fd).unwrap_or(false)
             {

@@ -8,7 +8,7 @@ use super::life::dup;
 use super::{fail, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
-use crate::stream::{F_LISTENER, F_NONBLOCK, F_TIMEOUT, Sock};
+use crate::stream::{F_LISTENER, F_NONBLOCK, F_TCP_ONLY, F_TIMEOUT, Sock};
 use crate::sys::{self, Errno};
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
@@ -238,10 +238,14 @@ const INHERITED: [c_int; 9] = [
     SO_TIMESTAMPING_NEW,
 ];
 
-/// Whether a socket of which nothing is known has such an option.
-pub(super) fn has_tcp_only(fd: c_int) -> bool {
-    INHERITED.iter().any(|name| {
+/// Flags of a stream that say what options are set, which accepted sockets inherit.
+pub(super) const OPTIONS: u32 = F_TIMEOUT | F_TCP_ONLY;
+
+/// Those of a socket whose options were set by somebody else.
+pub(super) fn unknown_options(fd: c_int) -> u32 {
+    let tcp_only = INHERITED.iter().any(|name| {
         sys::getsockopt::<c_int>(fd, libc::SOL_SOCKET, *name)
             .is_ok_and(|value| is_tcp_only(libc::SOL_SOCKET, *name, value))
-    })
+    });
+    F_TIMEOUT | if tcp_only { F_TCP_ONLY } else { 0 }
 }

@@ -7,11 +7,12 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use libc::{cmsghdr, msghdr, pid_t};
 use std::sync::Mutex;
 
+use super::option::unknown_options;
 use crate::fds::{self, Entry};
 use crate::link::table;
 use crate::observe::Reason;
 use crate::stream::{
-    self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, F_TIMEOUT, FREE, MANAGED, PLAIN, Sock,
+    self, Downgrade, F_BROKEN, F_INHERITED, F_NONBLOCK, FREE, MANAGED, PLAIN, Sock,
 };
 use crate::sys::Errno;
 use crate::{engine, lock, node, ready, sys};
@@ -261,13 +262,11 @@ fn adopt(fd: i32) {
         return super::life::copied(e, fd);
     }
     let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
-    let flags = F_INHERITED | F_TIMEOUT | if nonblock { F_NONBLOCK } else { 0 };
+    let nonblock = if nonblock { F_NONBLOCK } else { 0 };
+    let flags = F_INHERITED | nonblock | unknown_options(fd);
     let Some(s) = Sock::create(fd, flags) else {
         return;
     };
-    if super::option::has_tcp_only(fd) {
-        s.pin(Reason::UnsupportedOption);
-    }
     // The kernel's own counts are the ends' common offsets; what we see of the bytes begins here.
     if let (Ok(i), Ok(unread)) = (sys::TcpInfo::of(fd), sys::ioctl_int(fd, libc::FIONREAD)) {
         s.tx.tcp.store(i.sent_total(), Relaxed);

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicU64, fence};
 
-use super::{F_INHERITED, F_LEAVES, F_LEFT, F_LISTENER, FREE, MANAGED, PLAIN, PUBLISHED, Sock};
+use super::{F_INHERITED, F_LEFT, F_LISTENER, F_TCP_ONLY, FREE, MANAGED, PLAIN, PUBLISHED, Sock};
 use crate::fabric::shm::TX_CLOSED;
 use crate::negotiate::EntryRef;
 use crate::node::Link;
@@ -111,7 +111,7 @@ impl Sock {
     /// Leaves the link when both directions have ended on TCP because the peer left it. Called without
     /// locks; returns whether the connection is plain now.
     pub(crate) fn try_detach(&self) -> bool {
-        self.leave_if(|s| s.peer_left() || s.has(F_LEAVES))
+        self.leave_if(|s| s.peer_left() || s.has(F_TCP_ONLY))
     }
 
     /// Leaves the link if both directions have ended on TCP and `may` agrees, under the locks. Called
@@ -150,7 +150,7 @@ impl Sock {
 
     /// Leaves the link as soon as all is on TCP, as only the kernel can do what the program wants. Called without locks.
     pub(crate) fn leave_soon(&self) {
-        self.flags.fetch_or(F_LEAVES | F_LEFT, Relaxed);
+        self.flags.fetch_or(F_TCP_ONLY | F_LEFT, Relaxed);
         self.leave_link();
     }
 

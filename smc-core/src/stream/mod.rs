@@ -89,8 +89,9 @@ const F_ONESHOT: u32 = 512;
 /// The program was seen to wait for it: by epoll, poll or select, or by trying again and again.
 const F_AWAITED: u32 = 8192;
 
-/// It leaves its link as soon as both directions are on TCP.
-const F_LEAVES: u32 = 16384;
+/// An option is set, or was on the listener, that only the kernel's TCP honours: pinned, and it leaves its link as soon as
+/// both directions are on TCP.
+pub const F_TCP_ONLY: u32 = 16384;
 
 // Each flag has a bit of its own.
 const _: () = {
@@ -109,7 +110,7 @@ const _: () = {
         F_CANT_SERVE,
         F_ONESHOT,
         F_AWAITED,
-        F_LEAVES,
+        F_TCP_ONLY,
     ];
     let (mut seen, mut i) = (0, 0);
     while i < ALL.len() {
@@ -288,6 +289,9 @@ impl Sock {
             s.state.store(FREE, Relaxed);
             POOL.free(index);
             return None;
+        }
+        if s.has(F_TCP_ONLY) {
+            s.pin(Reason::UnsupportedOption);
         }
         Some(s)
     }
