@@ -16,27 +16,6 @@ from harness.behave import check, loaded, modes
 from harness.net import *
 
 
-class Iovec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
-class Msghdr(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_void_p), ("namelen", ctypes.c_uint32), ("iov", ctypes.POINTER(Iovec)),
-                ("iovlen", ctypes.c_size_t), ("control", ctypes.c_void_p), ("controllen", ctypes.c_size_t),
-                ("flags", ctypes.c_int)]
-
-
-class Mmsghdr(ctypes.Structure):
-    _fields_ = [("header", Msghdr), ("length", ctypes.c_uint)]
-
-
-def vectors(buffers):
-    array = (Iovec * len(buffers))()
-    for entry, buffer in zip(array, buffers):
-        entry.base, entry.length = ctypes.cast(buffer, ctypes.c_void_p), len(buffer)
-    return array
-
-
 def strings(parts):
     return [ctypes.create_string_buffer(part, len(part)) if part else (ctypes.c_char * 0)() for part in parts]
 
@@ -84,7 +63,7 @@ def test_I2_vectors(t):
         parts = [chance.randbytes(chance.randrange(0, 300)) if number % 3 else b"" for number in range(1024)]
         whole = b"".join(parts)
         buffers = strings(parts)
-        array = vectors(buffers)
+        array = vectors(*buffers)
         t.start("recv_exact(c, size)", size=len(whole))
         if call == "writev":
             assert result(libc.writev(c.fileno(), array, 1024)) == len(whole)
@@ -98,12 +77,12 @@ def test_I2_vectors(t):
         t.peer("c.sendall(data)", data=data)
         until(lambda: ioctl_int(c, FIONREAD) == len(data), 3, "all bytes there")
         buffers = strings([bytes(size) for size in sizes])
-        array = vectors(buffers)
+        array = vectors(*buffers)
         header = Msghdr(iov=array, iovlen=1000)
         got = libc.readv(c.fileno(), array, 1000) if call == "readv" else libc.recvmsg(c.fileno(), ctypes.byref(header), 0)
         assert result(got) == len(data)
         assert b"".join(buffer.raw if len(buffer) else b"" for buffer in buffers) == data
-    many = vectors(strings([b"x"] * 1025))
+    many = vectors(*strings([b"x"] * 1025))
     for function in (libc.readv, libc.writev):
         assert function(c.fileno(), many, 1025) == -1 and ctypes.get_errno() == errno.EINVAL
     header = Msghdr(iov=many, iovlen=1025)
@@ -119,7 +98,7 @@ def test_I3_many_messages(t):
         parts = [chance.randbytes(chance.randrange(1, 200)) for _ in range(64)]
         whole = b"".join(parts)
         array = (Mmsghdr * 64)()
-        arrays = [vectors(strings([part])) for part in parts]
+        arrays = [vectors(*strings([part])) for part in parts]
         for entry, one in zip(array, arrays):
             entry.header.iov, entry.header.iovlen = one, 1
         t.start("recv_exact(c, size)", size=len(whole))
@@ -131,7 +110,7 @@ def test_I3_many_messages(t):
         got = b""
         while len(got) < len(whole):
             buffers = strings([bytes(150)] * 64)
-            arrays = [vectors([buffer]) for buffer in buffers]
+            arrays = [vectors(buffer) for buffer in buffers]
             for entry, one in zip(array, arrays):
                 entry.header.iov, entry.header.iovlen, entry.length = one, 1, 0
             count = result(libc.recvmmsg(c.fileno(), array, 64, 0x10000, None))
@@ -292,16 +271,16 @@ def test_I10_file_calls(t):
     fails(errno.EINVAL, os.ftruncate, number, 0)
     fails(errno.ENXIO, os.open, f"/dev/fd/{number}", os.O_RDWR)
     assert libc.isatty(number) == 0 and ctypes.get_errno() == errno.ENOTTY
-    out = vectors(strings([b"pwrite", b"v2"]))
+    out = vectors(*strings([b"pwrite", b"v2"]))
     assert result(libc.pwritev2(number, out, 2, ctypes.c_int64(-1), 0)) == 8
     assert t.peer("recv_exact(c, 8)") == b"pwritev2"
     t.peer("c.sendall(b'preadv2')")
     until(lambda: ioctl_int(c, FIONREAD) == 7, 3, "seven bytes")
     buffers = strings([bytes(3), bytes(10)])
-    assert result(libc.preadv2(number, vectors(buffers), 2, ctypes.c_int64(-1), 0)) == 7
+    assert result(libc.preadv2(number, vectors(*buffers), 2, ctypes.c_int64(-1), 0)) == 7
     assert buffers[0].raw + buffers[1].raw[:4] == b"preadv2"
     fcntl.ioctl(c, FIONBIO, struct.pack("i", 1))
-    assert libc.preadv2(number, vectors(buffers), 2, ctypes.c_int64(-1), 0) == -1 and ctypes.get_errno() == errno.EAGAIN
+    assert libc.preadv2(number, vectors(*buffers), 2, ctypes.c_int64(-1), 0) == -1 and ctypes.get_errno() == errno.EAGAIN
     fcntl.ioctl(c, FIONBIO, struct.pack("i", 0))
     fcntl.ioctl(c, termios.FIONCLEX)
     assert not fcntl.fcntl(c, fcntl.F_GETFD) & fcntl.FD_CLOEXEC

@@ -269,20 +269,20 @@ def test_known_rkeys_are_deleted(messages):
 def test_ends_of_link_groups_are_the_kernels(messages):
     """Who is told that all links are deleted says so, too, with the same reason, and then ends the group."""
     unloaded = {"400000020000"}  # the kernel's reason where its module is unloaded before it has come to end the group itself
-    links, answered = {}, set()
+    links, whose, answered = {}, {}, set()
     for message in messages.llc:
         if message.kind == capture.DELETE_LINK:
             assert not any(message.bytes[9:]), message.bytes.hex()
             links.setdefault((message.link, message.role), []).append(message.bytes[3:9].hex())
+            whose[message.link, message.role] = sender(message)
     for (link, role), said in links.items():
-        told, port = links.get((link, SIDES[role == "server"]), []), link[0]
+        told, own = links.get((link, SIDES[role == "server"]), []), whose[link, role]
         # Who begins says one thing (a killed process's link group is ended by one side alone).
         if len(said) == 2 and len(told) == 1:
-            sender = None if port >= BOTH else "ours" if (port < CLIENTS) == (role == "server") else "kernel's"
-            ends = {"400000030000"} | (unloaded if sender == "kernel's" else set())
+            ends = {"400000030000"} | (unloaded if own == "kernel's" else set())
             assert said[0] == f"60{told[0][2:]}" and said[1] in ends, (link, role, said, told)
-            if sender:
-                answered.add(sender)
+            if own:
+                answered.add(own)
     assert answered == {"ours", "kernel's"}, links
 
 

@@ -46,16 +46,12 @@ def _accepted(t, *options):
     return sock
 
 
-def _arrived(sock, size):
-    until(lambda: ioctl_int(sock, FIONREAD) == size, 3, lambda: f"{size} bytes, not {ioctl_int(sock, FIONREAD)}")
-
-
 def _below_low_water(t, sock):
     """50 bytes don't make a socket with a low-water mark of 100 readable, 60 more do."""
     epoll = select.epoll()
     epoll.register(sock, EPOLLIN)
     t.peer("c.sendall(b'a' * 50)")
-    _arrived(sock, 50)
+    arrived(sock, 50)
     no_event(epoll)
     assert not readable(sock) and not polled(sock)
     t.peer("c.sendall(b'b' * 60)")
@@ -146,7 +142,7 @@ def test_accepted_keeps_peek_offset(t):
         s.setsockopt(SOL, SO_PEEK_OFF, offset)
         want = offset
         t.peer("c.sendall(b'aabbccddeeff')")
-        _arrived(s, 12)
+        arrived(s, 12)
         assert s.recv(2, socket.MSG_PEEK) == b"aabbccddeeff"[want:want + 2]
 
 
@@ -164,7 +160,7 @@ def test_low_water_mark_extremes(t):
         c.setsockopt(SOL, socket.SO_RCVLOWAT, -1)
         assert c.getsockopt(SOL, socket.SO_RCVLOWAT) > 10_000
         t.peer("c.sendall(b'a' * 50)")
-        _arrived(c, 50)
+        arrived(c, 50)
         assert not readable(c, 0.1) and not polled(c)
         c.setsockopt(SOL, socket.SO_RCVLOWAT, 1)
         assert readable(c, 3) and recv_exact(c, 50) == b"a" * 50
@@ -178,7 +174,7 @@ def test_peek_offset(t):
         assert c.getsockopt(SOL, SO_PEEK_OFF) == -1
         if not early:
             t.peer("c.sendall(b'aabbccddeeff')")
-            _arrived(c, 12)
+            arrived(c, 12)
         try:
             c.setsockopt(SOL, SO_PEEK_OFF, 4)
         except OSError as error:
@@ -189,7 +185,7 @@ def test_peek_offset(t):
             _stir(t, c)
             c.setsockopt(SOL, SO_PEEK_OFF, 4)
             t.peer("c.sendall(b'aabbccddeeff')")
-            _arrived(c, 12)
+            arrived(c, 12)
         assert c.recv(2, socket.MSG_PEEK) == b"cc" and c.getsockopt(SOL, SO_PEEK_OFF) == 6
         assert c.recv(2, socket.MSG_PEEK) == b"dd" and c.getsockopt(SOL, SO_PEEK_OFF) == 8
         assert c.recv(2) == b"aa" and c.getsockopt(SOL, SO_PEEK_OFF) == 6
@@ -287,7 +283,7 @@ def test_error_told_once(t):
     for first in ("getsockopt", "send", "recv"):
         c = t.pair()
         t.peer("c.sendall(b'queued')")
-        _arrived(c, 6)
+        arrived(c, 6)
         t.peer("linger(c, 1, 0)\nc.close()")
         both = select.POLLIN | select.POLLOUT
         until(lambda: polled(c, both) & select.POLLERR, 3, "the reset")
@@ -414,7 +410,7 @@ def test_reading_up_to_the_mark(t):
     fcntl.ioctl(c, SIOCSPGRP, struct.pack("i", os.getpid()))
     before = chance.randbytes(20_000)
     t.peer("c.sendall(before)", before=before)
-    _arrived(c, 20_000)
+    arrived(c, 20_000)
     fails(errno.EINVAL, c.recv, 1, socket.MSG_OOB)
     assert ioctl_int(c, SIOCATMARK) == 0
     t.peer("c.send(b'first!', socket.MSG_OOB)\nc.sendall(b'between')")
@@ -438,7 +434,7 @@ def test_reading_up_to_the_mark(t):
     assert recv_exact(c, 5) == b"after" and ioctl_int(c, SIOCATMARK) == 0
     c.setsockopt(SOL, socket.SO_OOBINLINE, 1)
     t.peer("c.sendall(b'ab')\nc.send(b'U', socket.MSG_OOB)\nc.sendall(b'cd')")
-    _arrived(c, 5)
+    arrived(c, 5)
     fails(errno.EINVAL, c.recv, 1, socket.MSG_OOB)
     assert c.recv(100) == b"ab" and ioctl_int(c, SIOCATMARK) == 1
     assert c.recv(100) == b"Ucd" and ioctl_int(c, SIOCATMARK) == 0
@@ -555,7 +551,7 @@ def test_connected_socket_used_again(t):
         assert recv_exact(s, 5) == b"alive"
         if turn == 1:
             t.peer("c.sendall(b'never read')")
-            _arrived(s, 10)
+            arrived(s, 10)
         if turn == 2:
             s.sendall(b"may be lost")
         assert libc.connect(s.fileno(), struct.pack("H14x", socket.AF_UNSPEC), 16) == 0
@@ -582,7 +578,7 @@ def test_passed_socket_keeps_options(t):
         theirs.send(b"used")
         theirs.recv(4)
         for size, seen in ((50, False), (110, True)):
-            _arrived(sock, size)
+            arrived(sock, size)
             assert readable(sock, 0.2) is seen and bool(polled(sock)) is seen, (size, seen)
             theirs.send(b"seen")
             theirs.recv(4)
@@ -608,17 +604,13 @@ def test_passed_socket_keeps_options(t):
 @check()
 def test_message_fields(t):
     """recvmsg gives back MSG_CMSG_CLOEXEC, and leaves the length of a name alone that is not asked for (recvmsg(2))."""
-    class Message(ctypes.Structure):
-        _fields_ = [("name", ctypes.c_void_p), ("namelen", ctypes.c_uint), ("iov", ctypes.c_void_p), ("iovlen", ctypes.c_size_t),
-                    ("control", ctypes.c_void_p), ("controllen", ctypes.c_size_t), ("flags", ctypes.c_int)]
     c = t.pair()
     t.peer("c.sendall(b'0123456789')")
-    _arrived(c, 10)
+    arrived(c, 10)
     data, control, flags, _ = c.recvmsg(2, 100, CMSG_CLOEXEC)
     assert (data, control) == (b"01", [])
     buffer = ctypes.create_string_buffer(2)
-    part = ctypes.create_string_buffer(struct.pack("PN", ctypes.addressof(buffer), 2))
-    message = Message(None, 77, ctypes.addressof(part), 1, None, 0, 0x55)
+    message = Msghdr(namelen=77, iov=vectors(buffer), iovlen=1, flags=0x55)
     assert libc.recvmsg(c.fileno(), ctypes.byref(message), 0) == 2 and buffer.raw == b"23"
     fields = hex(flags), message.namelen, message.controllen, message.flags
     assert fields == (hex(CMSG_CLOEXEC), 77, 0, 0), fields
@@ -629,6 +621,6 @@ def test_inq_control_message(t):
     """TCP_INQ makes recvmsg tell what stays queued, as FIONREAD does (linux/tcp.h)."""
     c = t.pair()
     t.peer("c.sendall(b'456789')")
-    _arrived(c, 6)
+    arrived(c, 6)
     c.setsockopt(TCP, TCP_INQ, 1)
     assert c.recvmsg(2, 100)[:3] == (b"45", [(TCP, TCP_CM_INQ, struct.pack("i", 4))], 0)

@@ -25,22 +25,18 @@ def loaded(mode):
     return mode in ("both", "local"), mode in ("both", "peer")
 
 
-def modes(*wanted):
-    """Decorator of an ordinary pytest function with a parameter `mode`."""
+def modes(*wanted, differs=None):
+    """Decorator of an ordinary pytest function with a parameter `mode`. `differs`: see `check`."""
     import pytest
     from . import settings
     chosen = list(wanted or MODES)
     if settings.PLAIN:
         skip = pytest.mark.skip(reason=f"plain mode: the check needs the library (modes {', '.join(chosen)})")
         chosen = ["plain"] if "plain" in chosen else [pytest.param(chosen[0], marks=skip)]
+    elif differs:
+        known = pytest.mark.xfail(strict=True, reason=differs)
+        chosen = [pytest.param(mode, marks=known) if mode == "both" else mode for mode in chosen]
     return pytest.mark.parametrize("mode", chosen)
-
-
-def _with_difference(chosen, why):
-    """The modes, of which that with both ends loaded must fail for a known reason, until that is mended."""
-    import pytest
-    differs = pytest.mark.xfail(strict=True, reason=why)
-    return [pytest.param(mode, marks=differs) if mode == "both" else mode for mode in chosen]
 
 
 def check(*wanted, seconds=20, here=(), peer=(), differs=None):
@@ -55,8 +51,7 @@ def check(*wanted, seconds=20, here=(), peer=(), differs=None):
 
         functools.update_wrapper(test, function, assigned=("__name__", "__qualname__", "__module__", "__doc__"), updated=())
         del test.__wrapped__
-        from . import settings
-        return modes(*(_with_difference(wanted or MODES, differs) if differs and not settings.PLAIN else wanted))(test)
+        return modes(*wanted, differs=differs)(test)
     return decorate
 
 

@@ -22,6 +22,21 @@ EPOLLEXCLUSIVE = 1 << 28
 SIOCOUTQ, FIONREAD, FIONBIO, SIOCATMARK = 0x5411, 0x541B, 0x5421, 0x8905
 HOST = "127.0.0.1"
 
+
+class Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+class Msghdr(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_void_p), ("namelen", ctypes.c_uint32), ("iov", ctypes.POINTER(Iovec)),
+                ("iovlen", ctypes.c_size_t), ("control", ctypes.c_void_p), ("controllen", ctypes.c_size_t),
+                ("flags", ctypes.c_int)]
+
+
+class Mmsghdr(ctypes.Structure):
+    _fields_ = [("header", Msghdr), ("length", ctypes.c_uint)]
+
+
 libc = ctypes.CDLL(None, use_errno=True)  # finds preloaded functions first, as programs do
 chance = random.Random(int(os.environ.get("CHECK_SEED", "1")))
 
@@ -95,6 +110,17 @@ def recv_end(sock):
         parts.append(part)
 
 
+def vectors(*buffers):
+    """A list of buffers, or of pairs (address, length), for readv(2) and its relatives."""
+    array = (Iovec * len(buffers))()
+    for entry, buffer in zip(array, buffers):
+        if isinstance(buffer, tuple):
+            entry.base, entry.length = buffer
+        else:
+            entry.base, entry.length = ctypes.cast(buffer, ctypes.c_void_p), len(buffer)
+    return array
+
+
 def send_all(sock, data):
     """Sends everything, whatever the mode of the socket."""
     view = memoryview(data)
@@ -150,6 +176,25 @@ def serve_epoll(listener, total):
                 ended += 1
     assert not open_now
     return ended
+
+
+def arrived(sock, size):
+    """Waits until so many bytes can be read."""
+    until(lambda: ioctl_int(sock, FIONREAD) == size, 3, lambda: f"{size} bytes there, not {ioctl_int(sock, FIONREAD)}")
+
+
+def read_up_to_rmb(t, sock, name):
+    """Reads bytes "T" that wait on TCP, until the peer, whose end has this name, writes to an RMB where it can.
+
+    It sends an "R" for each byte read. Gives their number.
+    """
+    for read in range(1, 400):
+        assert recv_exact(sock, 1) == b"T"
+        t.peer(f"{name}.sendall(b'R')")
+        if read >= 5 and not t.both or t.both and t.peer(f"(carriers({name}) or ' ')[0] == 'rmb'"):
+            return read
+        time.sleep(0.01)
+    raise AssertionError("the peer's direction has stayed on TCP")
 
 
 def fails(number, function, *args, **keywords):
