@@ -36,6 +36,10 @@ talk()
 if sys.argv[1] == "client":
     print("off", flush=True)
     sys.stdin.readline()
+talk()
+if sys.argv[1] == "client":
+    print("still off", flush=True)
+    sys.stdin.readline()
 else:
     assert end.recv(1) == b""
 '''
@@ -49,13 +53,14 @@ def test_reason_of_either_end(eager):
     if not eager.not_asserted("carriers and reasons"):
         eager.wait_rmb()
         assert {c.get("reason") for c in connections(eager.status())} == {None}
-    client.child.stdin.write(b"\n")
-    client.child.stdin.flush()
-    client.wait_line("off")
-    if not eager.not_asserted("carriers and reasons"):
-        wanted = {"unsupported-option", "peer-request"}
-        wait_until(lambda: {c.get("reason") for c in connections(eager.status())} == wanted, 10,
-                   lambda: f"reasons {wanted}: {connections(eager.status())}")
+    for line in ("off", "still off"):
+        client.child.stdin.write(b"\n")
+        client.child.stdin.flush()
+        client.wait_line(line)
+        if not eager.not_asserted("carriers and reasons"):
+            wanted = {"unsupported-option", "peer-request"}
+            wait_until(lambda: {c.get("reason") for c in connections(eager.status())} == wanted, 10,
+                       lambda: f"reasons {wanted}: {connections(eager.status())}")
     client.child.stdin.write(b"\n")
     client.child.stdin.flush()
     eager.finish(client, server)

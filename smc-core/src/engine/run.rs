@@ -455,8 +455,10 @@ impl Engine {
                 Ok(()) => self.open(s, generation, endpoint, found, t.rmb_size),
                 Err(r) => s.note(r),
             },
-            // Nobody on this host, and it is known why not with another one.
-            None if s.noted().is_some_and(Reason::is_not_offered) => {}
+            // Nobody on this host, and it is known why not with another one, or that the peer has gone back to TCP.
+            None if s
+                .noted()
+                .is_some_and(|r| r.is_not_offered() || r == Reason::PeerRequest) => {}
             None => s.note(Reason::NoPeer),
         }
     }

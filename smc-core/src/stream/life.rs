@@ -7,6 +7,7 @@ use super::{F_INHERITED, F_LEFT, F_LISTENER, F_TCP_ONLY, FREE, MANAGED, PLAIN, P
 use crate::fabric::shm::TX_CLOSED;
 use crate::negotiate::EntryRef;
 use crate::node::Link;
+use crate::observe::Reason;
 use crate::ready::{self, RegRef};
 use crate::ring::Ring;
 use crate::{engine, fds, sys};
@@ -130,6 +131,10 @@ impl Sock {
             return false;
         }
         self.flags.fetch_and(!F_LEFT, Relaxed);
+        if self.noted().is_none() && self.peer_pins() {
+            // Nobody can ask the peer once it is off the link.
+            self.note(Reason::PeerRequest);
+        }
         self.detach();
         drop((_t, _r));
         for r in &self.regs {
