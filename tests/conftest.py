@@ -20,9 +20,12 @@ from harness import build, hosts as host_checks, lab as two_hosts, settings, wor
 # SECOND_CHANCES tests needed one fails.
 SECOND_CHANCES = 10
 
+HOSTS = pytest.StashKey()
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes more than about ten seconds")
+    config.addinivalue_line("markers", "long: only part of scripts/test --long, so that the rest fits a build server's time")
     if config.pluginmanager.hasplugin("rerunfailures") and not config.option.reruns:
         config.option.reruns = 1
 
@@ -111,15 +114,19 @@ def lab(tmp_path):
     return two_hosts.Lab(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hosts(request, tmp_path_factory):
     """The checks of this file that run between two hosts; see harness/hosts.py."""
     if settings.PLAIN:
         pytest.skip("plain mode: checks between hosts need the library")
-    chosen = {item.name: item.obj for item in request.session.items
-              if item.path == request.path and hasattr(item.obj, "boot")}
-    folder = tmp_path_factory.mktemp("hosts")
-    return host_checks.Hosts(two_hosts.Lab(folder), request.path, chosen, folder)
+    # Not of scope "module": after a test's second chance, pytest-rerunfailures may hand that to the next file.
+    module = request.node.getparent(pytest.Module)
+    if HOSTS not in module.stash:
+        chosen = {item.name: item.obj for item in request.session.items
+                  if item.path == request.path and hasattr(item.obj, "boot")}
+        folder = tmp_path_factory.mktemp("hosts")
+        module.stash[HOSTS] = host_checks.Hosts(two_hosts.Lab(folder), request.path, chosen, folder)
+    return module.stash[HOSTS]
 
 
 @pytest.hookimpl(hookwrapper=True)

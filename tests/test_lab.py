@@ -116,7 +116,7 @@ def test_guests_end_with_the_driver(tmp_path, number):
         assert _wait(lambda: not two_hosts.qemus(tmp_path)), "guests are still running"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_links(lab):
     """With two cards the kernel's link group has two links, and both its connections survive the loss of one link."""
     result = lab.passes(_two_links("serve"), _two_links("-s connect $PEER", """

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 
+import pytest
+
 from harness.hosts import check
 from harness.net import *
 
@@ -54,7 +56,7 @@ got""", size=size, messages=messages, seed=seed)
     assert t.peer("recv_end(bulk), recv_end(small)") == (b"", b"")
 
 
-@check(seconds=40, boot="loss")
+@check(seconds=60, boot="loss")
 def test_roce_loss(t):
     """RoCE packets are lost at the receiver."""
     t.fault("roce-loss", "3%")
@@ -62,7 +64,7 @@ def test_roce_loss(t):
     t.fault("roce-loss", "0%")
 
 
-@check(seconds=40, boot="loss")
+@check(seconds=60, boot="loss")
 def test_loss(t):
     """Frames of all kinds are lost: those of TCP and of the handshake, too."""
     t.fault("loss", "2%")
@@ -75,7 +77,7 @@ def test_loss(t):
     t.fault("loss", "0%")
 
 
-@check(seconds=40, boot="outage")
+@check(seconds=60, boot="outage")
 def test_short_outage(t):
     """Nothing reaches this host by RDMA for 3 s in the middle of it. (It is dropped where it arrives: soft-RoCE breaks a queue
     pair that sends just when its card loses the carrier.)"""
@@ -87,7 +89,8 @@ def test_short_outage(t):
     transfer(t, 8 << 20, 300, outage)
 
 
-@check(seconds=40, boot="unplugged")
+@pytest.mark.long
+@check(seconds=60, boot="unplugged")
 def test_cable_out(t):
     """The cable is out for 3 s while nothing is sent: events of the port, and then all goes on."""
     connections = [(name, t.pair(name)) for name in ("c", "d")]
@@ -132,23 +135,24 @@ def ends(t, disturb):
         sock.close()
 
 
-@check(seconds=40, boot="down", env=SOON)
+@check(seconds=60, boot="down", env=SOON)
 def test_link_down_for_good(t):
     ends(t, lambda: t.fault("link-down"))
 
 
-@check(seconds=40, boot="killed", env=SOON)
+@check(seconds=60, boot="killed", env=SOON)
 def test_peer_host_dies(t):
     ends(t, lambda: t.fault("kill-peer"))
 
 
-@check(seconds=40, boot="stopped", env=SOON)
+@pytest.mark.long
+@check(seconds=60, boot="stopped", env=SOON)
 def test_peer_host_stands_still(t):
     ends(t, lambda: t.fault("stop-peer"))
     t.fault("continue-peer")
 
 
-@check(seconds=40, boot="device", env=SOON)
+@check(seconds=60, boot="device", env=SOON)
 def test_device_removed(t):
     """Connections on it are reset at once, at both ends; with the device back, new ones are SMC-R again."""
     c, d = t.pair("c"), t.pair("d", listener="here")
@@ -174,7 +178,8 @@ def test_device_removed(t):
     assert t.peer("f.recv(10)") == b"again"
 
 
-@check(seconds=40, boot="replaced")
+@pytest.mark.long
+@check(seconds=60, boot="replaced")
 def test_device_replaced(t):
     """The peer learns from a reset alone that a link group is gone, and doesn't offer it to the next connection."""
     c = t.pair("c")

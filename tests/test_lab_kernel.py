@@ -330,4 +330,7 @@ def test_connections_end_as_the_kernels(messages, mode, role):
             end = next((at for at, state in enumerate(states) if state & (capture.CLOSED | capture.ABORT)), None)
             if end is not None:
                 found[sender(cdcs[0])].add(tuple(sorted(set(states[:end + 1]) - {0})))
+    if not mode.startswith("half-close"):
+        # A busy sender says in one message what else goes in two.
+        found = {end: {states[-1] for states in ended} for end, ended in found.items()}
     assert found["ours"] == found["kernel's"] != set(), found

@@ -76,7 +76,7 @@ def test_exit_after_write_loses_nothing(t):
             assert t.join() == 0
 
 
-@check(seconds=30)
+@check(seconds=60)
 def test_killed_in_mid_transfer(t):
     """An intact prefix and then the end of the stream or a reset, whether the reader or the writer is killed."""
     block = bytes(range(256)) * 40
@@ -146,7 +146,7 @@ while True:
 """
 
 
-@check(seconds=30)
+@check(seconds=60)
 def test_reconnects_to_a_new_server(t):
     """A server is killed and started again: the old connection ends, and new ones make a new link group."""
     t.peer("program = SERVER.replace('ADDRESS', repr((OWN, 7000)))")
@@ -421,7 +421,7 @@ def test_cancelled_in_recv(t):
     assert c.recv(10) == b"after"
 
 
-@check(seconds=25)
+@check(seconds=60)
 def test_readiness(t):
     """poll, select, level- and edge-triggered epoll over what comes, room to send, and the end."""
     c = t.pair()
@@ -461,7 +461,7 @@ def test_readiness(t):
     c.close()
 
 
-@check(seconds=30)
+@check(seconds=60)
 def test_many_connections_share_a_link_group(t):
     """200 connections at once between two processes use one queue pair; buffers are used again afterwards."""
     count = 200

@@ -112,9 +112,10 @@ def links_before(result):
 
 # Who runs under xsmc, who loses what, and whose. That a kernel server's own device is removed isn't among it: a Linux 6.12
 # that loses one in the middle of what it sends puts wrong bytes into the peer's buffer, between two kernels just as well.
-LOSSES = [("server", "server", "device-del", 0), ("client", "client", "device-del", 1), ("server", "client", "device-del", 0),
-          ("server", "server", "link-down", 1), ("client", "client", "link-down", 0),
-          ("client", "server", "link-down", 1), ("server", "client", "link-down", 0)]
+LOSSES = [("server", "server", "device-del", 0), ("server", "client", "device-del", 0), ("client", "client", "link-down", 0),
+          *(pytest.param(*loss, marks=pytest.mark.long) for loss in (
+              ("client", "client", "device-del", 1), ("server", "server", "link-down", 1),
+              ("client", "server", "link-down", 1), ("server", "client", "link-down", 0)))]
 
 
 @pytest.mark.parametrize("ours, fault, kind, nic", LOSSES)
@@ -130,7 +131,9 @@ def test_with_the_kernel(lab, tmp_path, ours, fault, kind, nic):
         ends = {"server": result.server, "client": result.client}
         # A kernel that loses its own link has the same defect as client, but rarely: when our cursor has passed what its
         # device has not yet acknowledged, it takes the ring for emptier than it is, and overwrites it.
-        if fault == ours or "wrong byte at stream offset" not in ends[ours].output:
+        overwritten = fault != ours and "wrong byte at stream offset" in ends[ours].output
+        # A guest that got no CPU for seconds was too late.
+        if not overwritten and "in the middle" in ends[fault].output:
             break
     assert all("transfers: status 0" in end.output for end in ends.values()), result.report()
     assert "in the middle" in ends[fault].output, result.report()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+from harness import settings
 from harness.hosts import CONTROL_PORT, check
 from harness.net import *
 
@@ -52,7 +53,7 @@ def listens(port):
     return any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines)
 
 
-def run(*command, seconds=30, status=0):
+def run(*command, seconds=60, status=0):
     """Runs a client program to its end; gives what it printed."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -106,7 +107,7 @@ class Watched:
             assert sent_packets() - self._before >= self._packets, "RoCE was not used"
 
 
-@check(seconds=60, needs=("redis-server", "redis-benchmark", "redis-cli"))
+@check(seconds=90, needs=("redis-server", "redis-benchmark", "redis-cli"))
 def test_redis(t):
     """SET and GET by many clients, small and large values, pipelined too; what was written is read back."""
     t.peer("redis = Service(['redis-server', '--port', 7001, '--bind', OWN, '--save', '', '--protected-mode', 'no'], 7001)")
@@ -134,10 +135,10 @@ http {{
 
 
 def start_nginx(own, own6):
-    """nginx with two workers, and files of 16 MB and 100 MB; gives it with the files' checksums."""
+    """nginx with two workers, and files of 4 MB and 25 MB (100 MB at a scale of 4); gives it with the files' checksums."""
     os.makedirs(SCRATCH, exist_ok=True)
     digests = {}
-    for name, millions in (("file", 16), ("big", 100)):
+    for name, millions in (("file", settings.scaled(4)), ("big", settings.scaled(25))):
         content = b"".join(chance.randbytes(1000) * 1000 for _ in range(millions))
         digests[name] = hashlib.sha256(content).hexdigest()
         with open(f"{SCRATCH}/{name}", "wb") as file:
@@ -149,7 +150,7 @@ def start_nginx(own, own6):
     return Service(command, 7011), digests
 
 
-@check(seconds=60, needs=("nginx", "curl"))
+@check(seconds=settings.scaled(90, least=60), needs=("nginx", "curl"))
 def test_nginx_and_curl(t):
     """A file from a worker that its master has forked: by sendfile and by writev, over IPv4 and IPv6; several at once."""
     digests = t.peer("nginx, digests = start_nginx(OWN, OWN6)\ndigests")
@@ -167,7 +168,7 @@ def test_nginx_and_curl(t):
     t.peer("nginx.stop()")
 
 
-@check(seconds=60, needs=("iperf3",))
+@check(seconds=90, needs=("iperf3",))
 def test_iperf3(t):
     """Both directions, and both at once; the numbers of both ends agree."""
     t.peer("iperf3 = Service(['iperf3', '-s', '-B', OWN, '-p', 7021], 7021)")
@@ -182,7 +183,7 @@ def test_iperf3(t):
     t.peer("iperf3.stop((0, 1))")
 
 
-@check(seconds=30, needs=("memcached",))
+@check(seconds=60, needs=("memcached",))
 def test_memcached(t):
     """Values of up to 800 kB; four threads share one listening socket."""
     t.peer("user = ['-u', getpass.getuser()] if os.getuid() == 0 else []\n"
@@ -246,7 +247,7 @@ asyncio.run(main())
 """
 
 
-@check(seconds=60)
+@check(seconds=90)
 def test_asyncio(t):
     """A hundred connections at once between two event loops, over IPv4 and then IPv6."""
     for host, port in (("PEER", 7041), ("PEER6", 7042)):

@@ -43,7 +43,7 @@ exec env LD_PRELOAD="$LIBRARY" "${COMMAND[@]}"
 """
 
 
-def check(seconds=20, boot="", env=(), needs=(), nics=1):
+def check(seconds=40, boot="", env=(), needs=(), nics=1):
     """Decorator of a check that must end within `seconds`. `env`: settings (NAME=VALUE) of the whole boot. `needs`:
     programs without which it is skipped. `nics`: network cards in each guest."""
     def decorate(function):
