@@ -22,12 +22,15 @@ def suites():
 
 
 def make_tree(top, files, largest, seed=1):
+    """Files below a directory, one of them `largest` bytes long, whole MiB."""
     source = random.Random(seed)
     for number in range(files):
         path = top / f"d{number % 7}" / f"e{number % 3}" / f"file{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source.randbytes(source.randrange(20_000)))
-    (top / "large").write_bytes(source.randbytes(largest))
+    with open(top / "large", "wb") as large:
+        for _ in range(largest >> 20):
+            large.write(source.randbytes(1 << 20))
 
 
 def digest(path):
@@ -76,6 +79,20 @@ read only = no
     return way.outcomes
 
 
+GUEST = 54321
+
+
+def as_seen_with_guest(way, command):
+    """A shell command in a mount namespace where a user of that name can log in, whom this machine doesn't have."""
+    for directory in (way.directory.parent, way.directory):
+        directory.chmod(0o755)
+    binds = ""
+    for name, entry in (("passwd", f"guest:x:{GUEST}:{GUEST}::/:/bin/sh"), ("shadow", "guest:*:20000::::::")):
+        (way.directory / name).write_text(pathlib.Path("/etc", name).read_text() + entry + "\n")
+        binds += f"mount --bind {way.directory}/{name} /etc/{name} && "
+    return ["unshare", "--mount", "sh", "-c", binds + command]
+
+
 def sshd(way):
     """Executes itself for each connection, and has the socket used by processes of less privilege, in a sandbox."""
     port = free_port()
@@ -98,7 +115,7 @@ UsePAM no
 MaxStartups 50
 Subsystem sftp internal-sftp
 """)
-    server = way.start(["/usr/sbin/sshd", "-D", "-e", "-f", config], port)
+    server = way.start(as_seen_with_guest(way, f"exec /usr/sbin/sshd -D -e -f {config}"), port)
     options = ["-F", "/dev/null", "-i", "user", "-o", f"UserKnownHostsFile={way.directory}/known", "-o",
                "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]
     make_tree(way.directory / "tree", 30, scaled(150, 20) << 20)
@@ -116,6 +133,12 @@ Subsystem sftp internal-sftp
     def many():
         for _ in range(5):
             command()
+
+    def another_user():
+        output = way.run(["ssh", *options, "-p", port, "guest@127.0.0.1", "id", "-u"], 30)
+        assert str(GUEST) in output.split(), output
+        copy(f"guest@127.0.0.1:{large}", "copy")
+
     def tunnel():
         entrance = free_port()
         forward = way.start(["ssh", *options, "-p", port, "-N", "-L", f"127.0.0.1:{entrance}:127.0.0.1:{port}", host], entrance)
@@ -123,6 +146,7 @@ Subsystem sftp internal-sftp
         way.stop(forward)
     way.case("command", command)
     way.case("commands", many)
+    way.case("another-user", another_user)
     way.case("scp-from", copy, f"{host}:{large}", "copy")
     way.case("scp-to", copy, large, f"{host}:{way.directory}/copy")
     way.case("scp-old-protocol", copy, "-O", large, f"{host}:{way.directory}/copy")
