@@ -332,7 +332,7 @@ def test_I8_io_uring(make_world, program, mode):
     _ends(make_world("eager"), program("uring"), mode, False)
 
 
-@pytest.mark.parametrize("name", ["uring_waits", "rawwaits"])
+@pytest.mark.parametrize("name", ["uring_waits", "rawwaits", "rawpoll"])
 @modes()
 def test_I8_unseen_waits(make_world, program, mode, name):
     """A connection that is waited for by io_uring or by raw system calls, which see nothing of an RMB, while the bytes are

@@ -188,6 +188,7 @@ def read_up_to_rmb(t, sock, name):
 
     It sends an "R" for each byte read. Gives their number.
     """
+    polled(sock)  # no read here waits, and what a blocking socket receives goes by RMB once something has
     for read in range(1, 400):
         assert recv_exact(sock, 1) == b"T"
         t.peer(f"{name}.sendall(b'R')")

@@ -86,7 +86,7 @@ const F_URGENT: u32 = 4096;
 const F_CANT_SERVE: u32 = 256;
 /// The upgrade waits until a one-shot registration is armed.
 const F_ONESHOT: u32 = 512;
-/// The program was seen to wait for it: by epoll, poll or select, or by trying again and again.
+/// The program was seen to wait for it: by epoll, poll or select, in a read, or by trying again and again.
 const F_AWAITED: u32 = 8192;
 
 /// An option is set, or was on the listener, that only the kernel's TCP honours: pinned, and it leaves its link as soon as
@@ -429,7 +429,7 @@ impl Sock {
         }
     }
 
-    /// A plain call has read nothing.
+    /// A call that does not wait has read nothing.
     pub fn read_nothing(&self) {
         if self.dry.fetch_add(1, Relaxed) >= DRY_READS {
             self.awaited();
@@ -437,7 +437,8 @@ impl Sock {
     }
 
     /// Whether the program would notice bytes in an RMB. It would not if it waited for them by io_uring, or by epoll_wait
-    /// as a raw system call, while its reads went through us. Not to be asked about a closed one.
+    /// as a raw system call, while its reads went through us. Not to be asked about a closed one. (One that blocks has yet
+    /// to show that it waits in its reads: until then, what it receives stays on TCP.)
     pub fn waits_are_seen(&self) -> bool {
         // What the kernel says: that may have been set by a raw call, too.
         let flags = self.with_fd(|fd| crate::sys::fcntl(fd, libc::F_GETFL, 0));

@@ -6,7 +6,7 @@ use core::sync::atomic::fence;
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
 use super::tx::sub_list;
-use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
+use super::{F_BROKEN, F_LEFT, F_NONBLOCK, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
 use crate::ring::{Ring, iov_len};
@@ -420,6 +420,7 @@ impl Sock {
         match r {
             Ok(n) if n > 0 && flags & (MSG_PEEK | libc::MSG_OOB) != 0 => {}
             Ok(n) if n > 0 => {
+                self.dry.store(0, Relaxed);
                 self.rx.tcp.fetch_add(n as u64, Relaxed);
                 dir.rx.cons.store(self.rx.off(), Release);
                 if bound.is_none() {
@@ -437,6 +438,11 @@ impl Sock {
                 }
                 return Err(Errno::EINPROGRESS);
             }
+            // The program waits in this call.
+            Err(Errno::EAGAIN) if flags & MSG_DONTWAIT == 0 && !self.has(F_NONBLOCK) => {
+                self.awaited();
+            }
+            Err(Errno::EAGAIN) => self.read_nothing(),
             _ => {}
         }
         r

@@ -21,7 +21,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
-use super::{F_INHERITED, F_SHUT_WR, Sock, Want};
+use super::{F_AWAITED, F_INHERITED, F_SHUT_WR, Sock, Want};
 use crate::fabric::shm::{LOG, RX_PINNED, RX_READY, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
 use crate::sys::{self, TcpInfo};
@@ -157,6 +157,8 @@ impl Sock {
         let line = &self.inc().rx;
         if line.flags.load(Relaxed) & (RX_READY | RX_PINNED) != 0
             || self.pinned.load(Relaxed) != 0
+            // Who waits for a blocking socket by calls that we don't see would not notice bytes in the ring.
+            || !self.has(F_AWAITED)
             || self.rx.tcp.load(Relaxed) == 0
             || self.plain_rx.load(SeqCst) != 0
         {

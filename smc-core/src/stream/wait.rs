@@ -252,6 +252,9 @@ impl Sock {
         if self.has(super::F_NONBLOCK) {
             return Err(Errno::EAGAIN);
         }
+        if !tx {
+            self.awaited();
+        }
         Wait::new(self, fd, tx).sleep()
     }
 
