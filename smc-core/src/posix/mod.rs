@@ -3,19 +3,19 @@
 //! The closure performs the real call; whether it is made is decided here.
 //!
 //! - `io`: reading and writing; `life`: making, closing and duplicating descriptors; `option`: fcntl, ioctl,
-//!   socket options; `copy`: sendfile and splice; `process`: fork, exec, passing descriptors; `confine`: seccomp.
+//!   socket options; `sendfile` and `splice`: these two; `process`: fork, exec, passing descriptors; `confine`: seccomp.
 
 mod confine;
-mod copy;
 mod io;
 mod life;
 mod option;
 mod process;
+mod sendfile;
+mod splice;
 
 pub use crate::ready::{poll, select};
 pub use crate::stream::handlers_changed;
 pub use confine::{prctl, seccomp};
-pub use copy::{sendfile, splice};
 pub use io::{
     preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg,
     sendto, write, writev,
@@ -28,6 +28,8 @@ pub use option::{fcntl, getsockopt, ioctl, setsockopt, sockatmark};
 pub use process::{
     after_failed_exec, before_exec, before_spawn, exiting, fork, received_fds, sending_fds,
 };
+pub use sendfile::sendfile;
+pub use splice::splice;
 
 use libc::{epoll_event, sigset_t, timespec};
 
