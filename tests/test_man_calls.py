@@ -619,7 +619,7 @@ def test_poll_and_select_lists(t):
     differences(seen)
 
 
-@check(differs="signals that the mask lets in are not taken without waiting")
+@check()
 def test_masks_of_waiting(t):
     """A pending signal that the wait's mask lets in ends it with EINTR, unless something is ready; the old mask is back then.
 

@@ -145,6 +145,10 @@ unsafe fn wait(
             return Ok(n);
         }
         if deadline.is_some_and(|d| d <= start) {
+            if deadline == Some(0) {
+                // SAFETY: as promised.
+                unsafe { take_signals(sigmask) }?;
+            }
             return Ok(0);
         }
         let budget = deadline
@@ -165,6 +169,23 @@ unsafe fn wait(
         // SAFETY: as promised.
         unsafe { sleep(list, kernel, deadline, sigmask) }?;
     }
+}
+
+/// Takes a pending signal that the mask of a call lets in, as the kernel's poll does even if it is not to wait:
+/// `Err(EINTR)`.
+///
+/// # Safety
+/// `sigmask` null or valid.
+unsafe fn take_signals(sigmask: *const sigset_t) -> Result<(), Errno> {
+    // SAFETY: promised by the caller.
+    let Some(mask) = (unsafe { sigmask.as_ref() }) else {
+        return Ok(());
+    };
+    let now = timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    sys::ppoll(&mut [], Some(now), Some(mask)).map(drop)
 }
 
 /// Fills in revents; returns how many descriptors have some.
