@@ -13,6 +13,8 @@ use crate::sys::{self, Errno};
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
 const SIOCOUTQ: c_ulong = 0x5411;
+/// linux/sockios.h: SIOCOUTQ's bytes that were not sent yet.
+const SIOCOUTQNSD: c_ulong = 0x894b;
 /// asm/sockios.h
 const SIOCATMARK: c_ulong = 0x8905;
 
@@ -93,16 +95,23 @@ pub unsafe fn ioctl(
             }
             r
         }
-        SIOCOUTQ if s.managed() => {
+        SIOCOUTQ if s.fixed() => {
             let r = real();
             if r == 0 {
-                let more = if s.fixed() {
-                    s.undelivered()
-                } else {
-                    s.unread_by_peer()
-                };
+                let more = s.undelivered();
                 // SAFETY: as above.
                 unsafe { *value = (*value).saturating_add(more as c_int) };
+            }
+            r
+        }
+        SIOCOUTQ | SIOCOUTQNSD if s.managed() => {
+            // What has gone by a ring has arrived. What the kernel could not take yet goes to it under the lock.
+            let _g = s.tx.lock.lock();
+            let r = real();
+            if r == 0 {
+                let more = c_int::try_from(s.unacknowledged()).unwrap_or(c_int::MAX);
+                // SAFETY: as above.
+                unsafe { *value = (*value).saturating_add(more) };
             }
             r
         }

@@ -502,7 +502,7 @@ impl Sock {
         }
     }
 
-    /// Bytes of the ring we write that the peer has not read: part of SIOCOUTQ's answer.
+    /// Bytes of the ring we write that the peer has not read.
     pub fn unread_by_peer(&self) -> usize {
         let Some(_g) = self.tx.lock.lock() else {
             return 0;

@@ -388,6 +388,25 @@ impl Sock {
         }
     }
 
+    /// Bytes that TCP would count as not acknowledged, besides the kernel's: recalled ones that it does not have yet, and
+    /// those in the ring that do not fit into its one half. A ring stands for the buffers of both ends, and that half
+    /// for the receiver's. Under `tx.lock`.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        if !self.managed() {
+            return 0;
+        }
+        if self.tx.switches.load(Relaxed) & 1 == 1 {
+            let unread = self.in_ring(self.tx.off(), self.out().rx.cons.load(Acquire));
+            let size = u64::from(self.tx_ring().size());
+            return unread.min(size).saturating_sub(size / 2);
+        }
+        if self.tx.backlog.load(Relaxed).is_null() {
+            return 0;
+        }
+        let len = self.tx.backlog_len.load(Relaxed);
+        len.saturating_sub(self.tx.backlog_done.load(Relaxed))
+    }
+
     pub(super) fn set_backlog(&self, bytes: Box<[u8]>) {
         self.tx.backlog_len.store(bytes.len() as u64, Relaxed);
         self.tx.backlog_done.store(0, Relaxed);
