@@ -114,10 +114,18 @@ pub unsafe fn pread_raw(fd: c_int, buf: *mut u8, len: usize, off: i64) -> Result
     unsafe { syscall!(Sysno::pread64, fd, buf, len, off) }
 }
 
-/// Moves a file's position back by `n` bytes.
-pub fn seek_back(fd: c_int, n: i64) {
-    // SAFETY: touches no memory.
-    let _ = unsafe { syscall!(Sysno::lseek, fd, -n, libc::SEEK_CUR) };
+/// sendfile(2).
+///
+/// # Safety
+/// As sendfile(2). The kernel checks `offset`: a call that has not failed has read and written it.
+pub unsafe fn sendfile(
+    fd: c_int,
+    file: c_int,
+    offset: *mut libc::off_t,
+    count: usize,
+) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::sendfile, fd, file, offset, count) }
 }
 
 /// The IPv4 or IPv6 address in a sockaddr; IPv4-mapped ones as IPv4. `None` for anything else.
@@ -467,6 +475,11 @@ pub fn inode(fd: c_int) -> Result<u64> {
 /// How many names an open file has; 0: it was removed.
 pub fn links(fd: c_int) -> Result<u64> {
     stat(fd).map(|st| st.st_nlink)
+}
+
+/// Whether a descriptor is one of a pipe or FIFO.
+pub fn is_pipe(fd: c_int) -> bool {
+    stat(fd).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO)
 }
 
 fn stat(fd: c_int) -> Result<libc::stat> {

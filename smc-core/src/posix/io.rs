@@ -18,7 +18,7 @@ const IOV_MAX: usize = 1024;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+pub(super) enum Way {
     In,
     Out,
 }
@@ -48,7 +48,7 @@ pub(super) fn plain_call(s: &'static Sock, tx: bool, call: impl FnOnce() -> u64)
 
 /// Runs a call on a connection that rides TCP alone. `None`: it does not (any more).
 #[inline]
-fn plain(
+pub(super) fn plain(
     s: &'static Sock,
     way: Way,
     real: &mut Option<impl FnOnce() -> isize>,

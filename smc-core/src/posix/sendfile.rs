@@ -1,14 +1,12 @@
 //! sendfile(2) on managed connections.
 
-use libc::{c_int, iovec, off_t};
+use libc::{c_int, off_t};
 
+use super::io::{self, Way};
 use super::{fail, give};
 use crate::fds::{self, Entry};
-use crate::stream::{F_NONBLOCK, Sock};
+use crate::stream::{F_NONBLOCK, Sock, Wait};
 use crate::sys::{self, Errno, Result};
-
-/// Bytes that go through the stack at a time while a direction is on TCP.
-pub(super) const PIECE: usize = 4096;
 
 /// sendfile(2) to a known descriptor.
 ///
@@ -27,38 +25,40 @@ pub unsafe fn sendfile(
         Entry::Set(_) => return real(),
         Entry::Private => return fail(Errno::EBADF),
     };
-    if let Some(r) = kernel(s, true, real) {
-        return r;
+    if matches!(fds::lookup(in_fd), Some(Entry::Private)) {
+        return fail(Errno::EBADF);
     }
-    if fds::sock(in_fd).is_some() {
-        return fail(Errno::EINVAL);
+    let mut real = Some(real);
+    loop {
+        if let Some(r) = io::plain(s, Way::Out, &mut real, true) {
+            return r;
+        }
+        // To send nothing makes the kernel check the descriptors and the pointer.
+        // SAFETY: promised by the caller.
+        if let Err(e) = unsafe { sys::sendfile(out_fd, in_fd, offset, 0) } {
+            return fail(e);
+        }
+        let mut pos = if offset.is_null() {
+            None
+        } else {
+            // SAFETY: the kernel has just read and written it.
+            Some(unsafe { offset.read_unaligned() })
+        };
+        let r = file_to_stream(s, out_fd, in_fd, &mut pos, count.min(0x7fff_f000));
+        if let Some(p) = pos {
+            // SAFETY: as above.
+            unsafe { offset.write_unaligned(p) };
+        }
+        match r {
+            Err(Errno::ESTALE) if fds::is_sock(out_fd, s) => {}
+            Err(Errno::ESTALE) => return real.take().map_or(-1, |f| f()),
+            Err(Errno::EPIPE) => {
+                sys::raise_thread(libc::SIGPIPE);
+                return fail(Errno::EPIPE);
+            }
+            r => return give(r),
+        }
     }
-    // SAFETY: null or readable and writable, as sendfile(2) requires.
-    let at = unsafe { offset.as_mut() };
-    let mut pos = at.as_deref().copied();
-    let r = file_to_stream(s, out_fd, in_fd, &mut pos, count.min(0x7fff_f000));
-    if let (Some(a), Some(p)) = (at, pos) {
-        *a = p;
-    }
-    finish(r)
-}
-
-pub(super) fn finish(r: Result<usize>) -> isize {
-    if r == Err(Errno::EPIPE) {
-        sys::raise_thread(libc::SIGPIPE);
-    }
-    give(r)
-}
-
-/// The kernel's call on a connection that rides TCP alone; its bytes count as ours. `None`: it does not.
-pub(super) fn kernel(s: &'static Sock, tx: bool, real: impl FnOnce() -> isize) -> Option<isize> {
-    let mut r = None;
-    super::io::plain_call(s, tx, || {
-        let n = real();
-        r = Some(n);
-        n.max(0) as u64
-    });
-    r
 }
 
 fn file_to_stream(
@@ -68,38 +68,57 @@ fn file_to_stream(
     pos: &mut Option<off_t>,
     count: usize,
 ) -> Result<usize> {
+    let mut wait = Wait::new(s, fd, true);
     let mut done = 0;
     while done < count {
-        let mut eof = false;
-        let r = s.send_fill(fd, count - done, |p, k| {
-            // SAFETY: `k` writable bytes at `p`, in the ring.
-            let n = unsafe { read_at(file, p, k, pos) }?;
-            eof = n == 0;
-            Ok(n)
+        let r = s.send_fill(fd, count - done, wait.spill(), |p, k| {
+            // SAFETY: `k` writable bytes at `p`.
+            match unsafe { read_at(file, p, k, pos) } {
+                Err(Errno::EISDIR) => Err(Errno::EINVAL),
+                r => r,
+            }
         });
         let r = match r {
-            Ok(Some(n)) => Ok(n),
-            Ok(None) => through_stack(s, fd, file, pos, (count - done).min(PIECE))
-                .inspect(|&n| eof = n == 0),
-            Err(e) => Err(e),
+            Err(Errno::EAGAIN) if !s.has(F_NONBLOCK) => match wait.sleep() {
+                Ok(()) => continue,
+                Err(e) => Err(e),
+            },
+            // Gone back to plain TCP in the middle: the rest goes the kernel's way.
+            Err(Errno::ESTALE) if done > 0 => rest(s, fd, file, pos, count - done),
+            r => r,
         };
         match r {
-            Ok(n) => {
-                done += n;
-                if eof || n == 0 {
-                    return Ok(done);
-                }
-            }
-            Err(Errno::EAGAIN) if !s.has(F_NONBLOCK) => match s.block(fd, true) {
-                Ok(()) => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(e) => return Err(e),
-            },
-            Err(_) if done > 0 => return Ok(done),
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::ESTALE) if done > 0 && fds::is_sock(fd, s) => {}
+            Err(_) if done > 0 => break,
             Err(e) => return Err(e),
         }
     }
     Ok(done)
+}
+
+/// One plain call, counted as any. `Err(ESTALE)`: the connection is managed again.
+#[cold]
+fn rest(
+    s: &'static Sock,
+    fd: c_int,
+    file: c_int,
+    pos: &mut Option<off_t>,
+    count: usize,
+) -> Result<usize> {
+    let mut r = Err(Errno::ESTALE);
+    if fds::is_sock(fd, s) {
+        io::plain_call(s, true, || {
+            let at = pos
+                .as_mut()
+                .map_or(core::ptr::null_mut(), |p| p as *mut off_t);
+            // SAFETY: null, or an offset of our own.
+            r = unsafe { sys::sendfile(fd, file, at, count) };
+            r.unwrap_or(0) as u64
+        });
+    }
+    r
 }
 
 /// # Safety
@@ -115,71 +134,4 @@ unsafe fn read_at(file: c_int, p: *mut u8, k: usize, pos: &mut Option<off_t>) ->
         // SAFETY: promised by the caller.
         None => unsafe { sys::read_raw(file, p, k) },
     }
-}
-
-fn through_stack(
-    s: &'static Sock,
-    fd: c_int,
-    file: c_int,
-    pos: &mut Option<off_t>,
-    want: usize,
-) -> Result<usize> {
-    let mut buf = [0u8; PIECE];
-    // SAFETY: `want <= PIECE` writable bytes.
-    let n = unsafe { read_at(file, buf.as_mut_ptr(), want, pos) }?;
-    if n == 0 {
-        return Ok(0);
-    }
-    let v = [iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: n,
-    }];
-    // SAFETY: `n` readable bytes.
-    let sent = unsafe { send_any(s, fd, &v) };
-    let back = (n - sent.unwrap_or(0)) as off_t;
-    if back > 0 {
-        match pos {
-            Some(at) => *at -= back,
-            None => sys::seek_back(file, back),
-        }
-    }
-    sent
-}
-
-/// Sends whichever way the connection goes now: it may go back to plain TCP at any moment.
-///
-/// # Safety
-/// The list must describe readable memory.
-pub(super) unsafe fn send_any(s: &'static Sock, fd: c_int, v: &[iovec]) -> Result<usize> {
-    loop {
-        // SAFETY: promised by the caller.
-        match unsafe { s.send(fd, v, 0) } {
-            Err(Errno::ESTALE) => {}
-            r => return r,
-        }
-        // SAFETY: promised by the caller.
-        let send = || unsafe { sys::send(fd, v, libc::MSG_NOSIGNAL) };
-        if let Some(r) = plainly(s, fd, true, send) {
-            return r;
-        }
-    }
-}
-
-/// A plain call on a connection that was not managed a moment ago. `None`: it is managed again.
-pub(super) fn plainly(
-    s: &'static Sock,
-    fd: c_int,
-    tx: bool,
-    call: impl FnOnce() -> Result<usize>,
-) -> Option<Result<usize>> {
-    if !fds::is_sock(fd, s) {
-        return Some(Err(Errno::EBADF));
-    }
-    let mut r = None;
-    super::io::plain_call(s, tx, || {
-        let n = call();
-        r = Some(n);
-        n.unwrap_or(0) as u64
-    });
-    r
 }

@@ -1,12 +1,19 @@
 //! splice(2) on managed connections.
 
-use libc::{POLLIN, POLLOUT, c_int, c_uint, iovec, loff_t};
+use libc::{POLLERR, POLLIN, POLLOUT, c_int, c_uint, loff_t};
 
-use super::sendfile::{PIECE, finish, kernel, plainly, send_any};
+use super::io::{self, Way};
 use super::{fail, give};
 use crate::fds::{self, Entry};
-use crate::stream::{F_NONBLOCK, Sock};
+use crate::stream::{F_NONBLOCK, Sock, Wait, wait_for};
 use crate::sys::{self, Errno, Result};
+
+/// A writable pipe takes so many bytes without waiting, as long as nobody else writes to it (pipe(7), PIPE_BUF).
+const PIECE: usize = 4096;
+
+/// The flags that there are.
+const FLAGS: c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 /// splice(2) where one of the two descriptors is known.
 ///
@@ -21,39 +28,82 @@ pub unsafe fn splice(
     flags: c_uint,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let _ = (off_in, off_out);
-    let nowait = flags & libc::SPLICE_F_NONBLOCK != 0;
-    let (from, to) = match (fds::lookup(fd_in), fds::lookup(fd_out)) {
+    let (s, way) = match (fds::lookup(fd_in), fds::lookup(fd_out)) {
         (Some(Entry::Private), _) | (_, Some(Entry::Private)) => return fail(Errno::EBADF),
-        (_, Some(Entry::Sock(s))) => (None, Some(s)),
-        (Some(Entry::Sock(s)), _) => (Some(s), None),
+        (_, Some(Entry::Sock(s))) => (s, Way::Out),
+        (Some(Entry::Sock(s)), _) => (s, Way::In),
         _ => return real(),
     };
-    let Some(s) = from.or(to) else { return real() };
-    if let Some(r) = kernel(s, to.is_some(), real) {
-        return r;
-    }
-    if to.is_some() {
-        finish(pipe_to_stream(s, fd_in, fd_out, len, nowait))
-    } else {
-        give(stream_to_pipe(s, fd_in, fd_out, len, nowait))
+    let mut real = Some(real);
+    loop {
+        if let Some(r) = io::plain(s, way, &mut real, true) {
+            return r;
+        }
+        let (fd, pipe) = match way {
+            Way::Out => (fd_out, fd_in),
+            Way::In => (fd_in, fd_out),
+        };
+        let whole = len > 0 && flags & !FLAGS == 0 && off_in.is_null() && off_out.is_null();
+        let Some(nowait) = may_splice(pipe, fd, way).filter(|_| whole) else {
+            // The kernel says what is wrong, or that nothing is to be done.
+            return real.take().map_or(-1, |f| f());
+        };
+        if isize::try_from(len).is_err() {
+            return fail(Errno::EINVAL);
+        }
+        let nowait = nowait || flags & libc::SPLICE_F_NONBLOCK != 0;
+        let r = match way {
+            Way::Out => pipe_to_stream(s, pipe, fd, len, nowait),
+            Way::In => stream_to_pipe(s, fd, pipe, len, nowait),
+        };
+        match r {
+            Err(Errno::ESTALE) if fds::is_sock(fd, s) => {}
+            Err(Errno::ESTALE) => return real.take().map_or(-1, |f| f()),
+            Err(Errno::EPIPE) if way == Way::Out => {
+                sys::raise_thread(libc::SIGPIPE);
+                return fail(Errno::EPIPE);
+            }
+            r => return give(r),
+        }
     }
 }
 
-/// Waits for a pipe. False: it must not be waited for and is not ready.
-fn pipe_ready(fd: c_int, events: i16, nowait: bool) -> Result<bool> {
-    let mut p = [libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    }];
-    if sys::poll_many(&mut p)? > 0 {
-        return Ok(true);
+/// Whether the pipe is one that the kernel would let bytes through to or from a socket; if so, whether it must not be
+/// waited for.
+fn may_splice(pipe: c_int, socket: c_int, way: Way) -> Option<bool> {
+    if !sys::is_pipe(pipe) {
+        return None;
     }
-    if nowait || sys::fcntl(fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK != 0 {
-        return Ok(false);
+    let mode = sys::fcntl(pipe, libc::F_GETFL, 0).ok()?;
+    let wrong = match way {
+        Way::Out => libc::O_WRONLY,
+        Way::In => libc::O_RDONLY,
+    };
+    if mode & libc::O_ACCMODE == wrong || mode & libc::O_PATH != 0 {
+        return None;
     }
-    sys::ppoll(&mut p, None, None).map(|_| true)
+    if way == Way::Out && sys::fcntl(socket, libc::F_GETFL, 0).ok()? & libc::O_APPEND != 0 {
+        return None;
+    }
+    Some(mode & libc::O_NONBLOCK != 0)
+}
+
+/// Bytes that a pipe has; `Ok(0)`: its end.
+fn held(pipe: c_int, nowait: bool) -> Result<usize> {
+    loop {
+        let ready = sys::poll_now(pipe, POLLIN);
+        if ready != 0 {
+            let n = sys::ioctl_int(pipe, libc::FIONREAD)?.max(0) as usize;
+            // There may have been some that somebody else has read meanwhile.
+            if n > 0 || ready & POLLIN == 0 {
+                return Ok(n);
+            }
+        }
+        if nowait {
+            return Err(Errno::EAGAIN);
+        }
+        wait_for(pipe, POLLIN)?;
+    }
 }
 
 fn pipe_to_stream(
@@ -63,61 +113,53 @@ fn pipe_to_stream(
     len: usize,
     nowait: bool,
 ) -> Result<usize> {
-    if !pipe_ready(pipe, POLLIN, nowait)? {
-        return Err(Errno::EAGAIN);
-    }
-    let have = sys::ioctl_int(pipe, libc::FIONREAD)?.max(0) as usize;
-    if have == 0 || len == 0 {
-        return Ok(0);
-    }
-    let want = have.min(len);
-    loop {
+    let mut wait = Wait::new(s, fd, true);
+    let mut done = 0;
+    while done < len {
+        let have = match held(pipe, nowait || done > 0) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        };
+        let want = have.min(len - done);
         // What the pipe holds can be read without waiting, as long as nobody else reads it.
-        // SAFETY: `k` writable bytes at `p`, in the ring.
-        match s.send_fill(fd, want, |p, k| unsafe { sys::read_raw(pipe, p, k) }) {
-            Ok(Some(n)) => return Ok(n),
-            Ok(None) => {
-                if sys::poll_now(fd, POLLOUT) == 0 && (nowait || s.has(F_NONBLOCK)) {
-                    return Err(Errno::EAGAIN);
-                }
-                let mut buf = [0u8; PIECE];
-                // SAFETY: `want.min(PIECE)` writable bytes.
-                let n = unsafe { sys::read_raw(pipe, buf.as_mut_ptr(), want.min(PIECE)) }?;
-                return send_all(s, fd, &mut buf[..n]).map(|()| n);
-            }
-            Err(Errno::EAGAIN) if !nowait => s.block(fd, true)?,
+        // SAFETY: `k` writable bytes at `p`.
+        let r = s.send_fill(fd, want, wait.spill(), |p, k| unsafe {
+            sys::read_raw(pipe, p, k)
+        });
+        let r = match r {
+            Err(Errno::EAGAIN) if !s.has(F_NONBLOCK) => match wait.sleep() {
+                Ok(()) => continue,
+                Err(e) => Err(e),
+            },
+            r => r,
+        };
+        match r {
+            Ok(n) => done += n,
+            Err(_) if done > 0 => break,
             Err(e) => return Err(e),
         }
     }
+    Ok(done)
 }
 
-/// Sends bytes that can't be put back where they came from.
-fn send_all(s: &'static Sock, fd: c_int, bytes: &mut [u8]) -> Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let v = [iovec {
-            iov_base: bytes[done..].as_mut_ptr().cast(),
-            iov_len: bytes.len() - done,
-        }];
-        // SAFETY: the rest of the slice.
-        match unsafe { send_any(s, fd, &v) } {
-            Ok(n) => done += n,
-            Err(Errno::EAGAIN | Errno::EINTR) => {
-                let mut p = [libc::pollfd {
-                    fd,
-                    events: POLLOUT,
-                    revents: 0,
-                }];
-                let slice = libc::timespec {
-                    tv_sec: 0,
-                    tv_nsec: 1_000_000,
-                };
-                let _ = sys::ppoll(&mut p, Some(slice), None);
-            }
-            Err(e) => return Err(e),
+/// Waits for room in a pipe.
+fn room(pipe: c_int, nowait: bool) -> Result<()> {
+    loop {
+        let ready = sys::poll_now(pipe, POLLOUT);
+        if ready & POLLERR != 0 {
+            // Nobody reads it.
+            return Err(Errno::EPIPE);
         }
+        if ready & POLLOUT != 0 {
+            return Ok(());
+        }
+        if nowait {
+            return Err(Errno::EAGAIN);
+        }
+        wait_for(pipe, POLLOUT)?;
     }
-    Ok(())
 }
 
 fn stream_to_pipe(
@@ -127,51 +169,30 @@ fn stream_to_pipe(
     len: usize,
     nowait: bool,
 ) -> Result<usize> {
-    if !pipe_ready(pipe, POLLOUT, nowait)? {
-        return Err(Errno::EAGAIN);
-    }
-    // A writable pipe takes PIPE_BUF bytes without waiting.
-    let want = len.min(PIECE);
-    loop {
-        // SAFETY: `k` readable bytes at `p`, in the ring.
-        match s.recv_take(fd, want, |p, k| unsafe { sys::write_raw(pipe, p, k) }) {
-            Ok(Ok(n)) => return Ok(n),
-            Ok(Err(_)) | Err(Errno::ESTALE) => {
-                let mut buf = [0u8; PIECE];
-                let v = [iovec {
-                    iov_base: buf.as_mut_ptr().cast(),
-                    iov_len: want,
-                }];
-                let flags = if nowait { libc::MSG_DONTWAIT } else { 0 };
-                // SAFETY: `want <= PIECE` writable bytes.
-                let n = unsafe { recv_any(s, fd, &v, flags) }?;
-                let mut done = 0;
-                while done < n {
-                    // SAFETY: the rest of what was received.
-                    done += unsafe { sys::write_raw(pipe, buf[done..].as_ptr(), n - done) }?;
+    let mut wait = Wait::new(s, fd, false);
+    let mut done = 0;
+    while done < len {
+        match room(pipe, nowait || done > 0) {
+            Ok(()) => {}
+            Err(_) if done > 0 => break,
+            Err(e) => {
+                if e == Errno::EPIPE {
+                    sys::raise_thread(libc::SIGPIPE);
                 }
-                return Ok(n);
+                return Err(e);
             }
-            Err(Errno::EAGAIN) if !nowait => s.block(fd, false)?,
+        }
+        let r = s.recv_take(fd, PIECE.min(len - done), done > 0, |p, k| {
+            // SAFETY: `k` readable bytes at `p`.
+            unsafe { sys::write_raw(pipe, p, k) }
+        });
+        match r {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(_) if done > 0 => break,
+            Err(Errno::EAGAIN) if !s.has(F_NONBLOCK) => wait.sleep()?,
             Err(e) => return Err(e),
         }
     }
-}
-
-/// As `send_any`, for receiving.
-///
-/// # Safety
-/// The list must describe writable memory.
-unsafe fn recv_any(s: &'static Sock, fd: c_int, v: &[iovec], flags: c_int) -> Result<usize> {
-    loop {
-        // SAFETY: promised by the caller.
-        match unsafe { s.recv(fd, v, flags) } {
-            Err(Errno::ESTALE) => {}
-            r => return r,
-        }
-        // SAFETY: promised by the caller.
-        if let Some(r) = plainly(s, fd, false, || unsafe { sys::recv(fd, v, flags) }) {
-            return r;
-        }
-    }
+    Ok(done)
 }

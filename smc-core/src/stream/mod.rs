@@ -12,10 +12,11 @@
 //! `plain_rx`) may add to the first as well, and keep their direction on TCP until they end.
 //!
 //! - `life`: publication, attachment to a link, the end; `idle`: giving the buffers of an idle connection back;
-//! - `tx`: sending; `rx`: receiving; `switch`: evidence, upgrade, downgrade;
+//! - `tx`: sending; `rx`: receiving; `copy`: both for sendfile and splice; `switch`: evidence, upgrade, downgrade;
 //! - `urgent`: urgent data of SMC-R connections;
 //! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
+mod copy;
 mod fixed;
 mod idle;
 mod life;
@@ -46,7 +47,7 @@ pub use rx::Want;
 pub use signals::{after_fork_child, handlers_changed};
 pub use switch::Downgrade;
 pub use urgent::Owner;
-pub use wait::spin;
+pub use wait::{Wait, spin, wait_for};
 
 /// Not in use.
 pub const FREE: u32 = 0;

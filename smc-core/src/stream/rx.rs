@@ -9,7 +9,7 @@ use super::tx::sub_list;
 use super::{F_BROKEN, F_LEFT, F_NONBLOCK, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
-use crate::ring::{Ring, iov_len};
+use crate::ring::iov_len;
 use crate::sys::{self, Errno, Result};
 
 /// Empty reads after which the kernel is asked whether the connection has ended.
@@ -183,7 +183,7 @@ impl Sock {
     ///
     /// # Safety
     /// As for `pull`.
-    unsafe fn pull_once(
+    pub(super) unsafe fn pull_once(
         &self,
         fd: i32,
         iov: &[iovec],
@@ -328,7 +328,7 @@ impl Sock {
 
     /// The ring is empty and is the carrier: asks the kernel, if there is a reason to, whether the
     /// connection has ended. `Err(EAGAIN)`: nothing yet.
-    fn ring_ended(&self, fd: i32) -> Result<RingEnd> {
+    pub(super) fn ring_ended(&self, fd: i32) -> Result<RingEnd> {
         if self.fixed() {
             return self.fixed_ended();
         }
@@ -512,37 +512,5 @@ impl Sock {
         }
         let n = self.in_ring(self.tx.off(), self.out().rx.cons.load(Acquire));
         n.min(u64::from(self.tx_ring().size())) as usize
-    }
-
-    /// Empties the ring by `take`, which gets contiguous bytes and says how many it took (splice).
-    /// `Ok(None)`: TCP is the carrier, use the kernel's call with the given bound.
-    pub fn recv_take(
-        &self,
-        fd: i32,
-        want: usize,
-        mut take: impl FnMut(*mut u8, usize) -> Result<usize>,
-    ) -> Result<core::result::Result<usize, Option<u64>>> {
-        let Some(_g) = self.rx.lock.lock() else {
-            return Err(Errno::EAGAIN);
-        };
-        if !crate::fds::is_sock(fd, self) || !self.managed() {
-            return Err(Errno::ESTALE);
-        }
-        match self.locate_data()? {
-            Want::Frozen => Err(Errno::EAGAIN),
-            Want::Tcp(b) => Ok(Err(b)),
-            Want::RingEmpty => match self.ring_ended(fd)? {
-                RingEnd::Retry => Err(Errno::EAGAIN),
-                RingEnd::Eof => Ok(Ok(0)),
-                RingEnd::Foreign => Ok(Err(None)),
-            },
-            Want::Ring(avail) => {
-                let pos = self.rx.off();
-                let (p, k) = Ring::span(&self.rx_ring(), pos, avail.min(want));
-                let n = take(p, k)?.min(k);
-                self.consume(pos, n);
-                Ok(Ok(n))
-            }
-        }
     }
 }

@@ -8,7 +8,7 @@ use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, iovec};
 use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock};
 use crate::fabric::shm::{RX_ANY_ROOM, TX_BLOCKED, TX_CLOSED};
 use crate::observe::Reason;
-use crate::ring::{Ring, iov_len};
+use crate::ring::iov_len;
 use crate::sys::{self, Errno, Result};
 
 /// A blocked sender whose receiver reads nothing for this long puts its bytes into the TCP socket
@@ -187,7 +187,7 @@ impl Sock {
     }
 
     /// Publishes `n` bytes written at `off`.
-    fn commit_tx(&self, off: u64, n: usize) {
+    pub(super) fn commit_tx(&self, off: u64, n: usize) {
         let line = &self.out().tx;
         let end = off + n as u64;
         self.tx.rmb.fetch_add(n as u64, Relaxed);
@@ -210,7 +210,7 @@ impl Sock {
     }
 
     /// Free bytes of the ring we write; asks to be told of room when there is none.
-    fn room(&self) -> Result<usize> {
+    pub(super) fn room(&self) -> Result<usize> {
         let free = self.free()?;
         if free > 0 {
             return Ok(free);
@@ -238,7 +238,7 @@ impl Sock {
 
     /// Whether the connection is over in both directions, so that nobody will make room in the ring. The
     /// kernel is asked only if it has reported something.
-    fn hung_up(&self, fd: i32) -> bool {
+    pub(super) fn hung_up(&self, fd: i32) -> bool {
         self.rx.hint.load(Relaxed) != 0 && sys::poll_now(fd, 0) & libc::POLLHUP != 0
     }
 
@@ -411,67 +411,6 @@ impl Sock {
         self.tx.backlog_len.store(bytes.len() as u64, Relaxed);
         self.tx.backlog_done.store(0, Relaxed);
         self.tx.backlog.store(Box::into_raw(bytes).cast(), Relaxed);
-    }
-
-    /// Fills the ring by `fill`, which gets contiguous free space and says how many bytes it put there
-    /// (sendfile, splice). `Ok(None)`: this direction is on TCP, use the kernel's call.
-    pub fn send_fill(
-        &self,
-        fd: i32,
-        want: usize,
-        mut fill: impl FnMut(*mut u8, usize) -> Result<usize>,
-    ) -> Result<Option<usize>> {
-        let Some(_g) = self.tx.lock.lock() else {
-            return Err(Errno::EAGAIN);
-        };
-        if !crate::fds::is_sock(fd, self) || !self.managed() || self.has(F_SHUT_WR) {
-            return Ok(None);
-        }
-        if self.has(F_BROKEN) {
-            return Err(Errno::ECONNRESET);
-        }
-        if self.peer_left() {
-            return if self.fixed() {
-                Err(self.ended_send())
-            } else {
-                Ok(None)
-            };
-        }
-        if self.tx.switches.load(Relaxed) & 1 == 0 && !self.try_upgrade_tx(fd) {
-            return if self.flush_backlog(fd)? {
-                Ok(None)
-            } else {
-                Err(Errno::EAGAIN)
-            };
-        }
-        let room = self.room()?;
-        if room == 0 {
-            return if !self.fixed() && self.hung_up(fd) {
-                Ok(None)
-            } else {
-                Err(Errno::EAGAIN)
-            };
-        }
-        let off = self.tx.off();
-        let (mut done, want) = (0, room.min(want));
-        while done < want {
-            let (p, k) = Ring::span(&self.tx_ring(), off + done as u64, want - done);
-            match fill(p, k) {
-                Ok(0) => break,
-                Ok(n) => {
-                    done += n.min(k);
-                    if n < k {
-                        break;
-                    }
-                }
-                Err(_) if done > 0 => break,
-                Err(e) => return Err(e),
-            }
-        }
-        if done > 0 {
-            self.commit_tx(off, done);
-        }
-        Ok(Some(done))
     }
 
     /// The peer broke a rule of the shared memory: this connection ends with a reset.

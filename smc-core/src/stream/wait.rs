@@ -19,7 +19,7 @@ const SLICE_NS: u64 = 2_000_000;
 const YIELD_AFTER_NS: u64 = 1_000;
 
 /// One blocking call's waiting.
-pub(super) struct Wait<'a> {
+pub struct Wait<'a> {
     sock: &'a Sock,
     fd: i32,
     tx: bool,
@@ -31,7 +31,8 @@ pub(super) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    pub(super) fn new(sock: &'a Sock, fd: i32, tx: bool) -> Self {
+    /// For a call that sends (`tx`) or receives.
+    pub fn new(sock: &'a Sock, fd: i32, tx: bool) -> Self {
         Wait {
             sock,
             fd,
@@ -43,13 +44,13 @@ impl<'a> Wait<'a> {
     }
 
     /// Whether a sender has waited so long that its bytes should go over TCP.
-    pub(super) fn spill(&self) -> bool {
+    pub fn spill(&self) -> bool {
         self.since != 0 && sys::now_ns() - self.since >= self.sock.spill_after_ns()
     }
 
     /// Waits until there may be something to do. `Err(EAGAIN)`: the socket's timeout is over, or
     /// another process made it non-blocking; `Err(EINTR)`: a signal.
-    pub(super) fn sleep(&mut self) -> Result<()> {
+    pub fn sleep(&mut self) -> Result<()> {
         let s = self.sock;
         let cons = if self.tx && s.managed() {
             s.out().rx.cons.load(Relaxed)
@@ -304,6 +305,24 @@ impl Sock {
             }
         }
         self.renotify();
+    }
+}
+
+/// Waits for another descriptor, as a call that sleeps on that would.
+pub fn wait_for(fd: i32, events: i16) -> Result<()> {
+    loop {
+        let signals = Taking::now(false);
+        let one = |fd, events| pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let mut fds = [one(fd, events), one(signals.fd, POLLIN)];
+        match sys::ppoll(&mut fds, None, signals.mask.as_ref()) {
+            Ok(_) if fds[0].revents != 0 => return Ok(()),
+            Err(e) if e != Errno::EINTR || signals.interrupts => return Err(e),
+            _ => {}
+        }
     }
 }
 
