@@ -1,6 +1,7 @@
 """What socket(7), tcp(7) and ip(7) promise of a connection holds whichever way its bytes go."""
 
 import fcntl
+import hashlib
 import os
 import select
 import signal
@@ -514,7 +515,7 @@ def test_corked_bytes_keep_their_place(t):
         assert t.on_rmb(c)
 
 
-@check(differs="TCP_USER_TIMEOUT knows nothing of bytes in a ring")
+@check()
 def test_user_timeout_ends_stuck_connection(t):
     """TCP_USER_TIMEOUT: bytes that stay untransmitted for a closed window for so long end it with ETIMEDOUT (tcp(7))."""
     c = t.pair()
@@ -524,6 +525,41 @@ def test_user_timeout_ends_stuck_connection(t):
     until(lambda: polled(c, select.POLLERR) & select.POLLERR, 10, "the end of the connection")
     assert c.getsockopt(SOL, socket.SO_ERROR) == errno.ETIMEDOUT
     fails(errno.EPIPE, c.send, b"x", socket.MSG_NOSIGNAL)
+
+
+@check()
+def test_user_timeout_of_listener(t):
+    """TCP_USER_TIMEOUT of the listener holds for an accepted connection, whose sender waits before each send (tcp(7))."""
+    s = _accepted(t, (TCP, socket.TCP_USER_TIMEOUT, 500))
+    s.setblocking(False)
+    while polled(s, select.POLLOUT, 0.3) == select.POLLOUT:
+        s.send(bytes(1 << 16))
+    until(lambda: polled(s, select.POLLERR) & select.POLLERR, 10, "the end of the connection")
+    assert s.getsockopt(SOL, socket.SO_ERROR) == errno.ETIMEDOUT
+
+
+@check()
+def test_user_timeout_spares_slow_reader(t):
+    """TCP_USER_TIMEOUT ends no connection whose peer reads, however slowly, or has read everything (tcp(7))."""
+    c = t.pair()
+    c.setblocking(False)
+    c.setsockopt(TCP, socket.TCP_USER_TIMEOUT, 500)
+    size = 3_000_000
+    t.start("""
+whole = b""
+while len(whole) < size:
+    whole += c.recv(20_000)
+    time.sleep(0.2 if len(whole) % 11 == 0 else 0.01)
+hashlib.sha256(whole).hexdigest()""", size=size)
+    data = chance.randbytes(size)
+    send_all(c, data)
+    assert t.join() == hashlib.sha256(data).hexdigest()
+    time.sleep(0.7)
+    assert not polled(c, 0)
+    c.setblocking(True)
+    _stir(t, c, seconds=5)
+    if t.both:
+        assert t.on_rmb(c)
 
 
 @check()

@@ -5,7 +5,7 @@
 //!
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
-//!   them; `idle`: those that give their buffers back; `ipc`: links' sockets; `handshake`, `machine`, `tasks`, `groups`,
+//!   them; `idle`: those that give their buffers back; `senders`: those that wait for room; `ipc`: links' sockets; `handshake`, `machine`, `tasks`, `groups`,
 //!   `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
 
 mod connect;
@@ -22,6 +22,7 @@ mod parting;
 mod peer;
 mod rdma;
 mod run;
+mod senders;
 mod status;
 mod tasks;
 
@@ -44,6 +45,8 @@ static ADDED: Counters = Counters::new();
 const WORK_CANDIDATE: u32 = 1;
 /// Recalled bytes wait for room in the TCP socket.
 const WORK_WRITABLE: u32 = 2;
+/// The ring is too full for a sender with TCP_USER_TIMEOUT.
+const WORK_FULL: u32 = 32;
 
 const IDLE: u32 = 0;
 const RUNNING: u32 = 1;
@@ -111,6 +114,11 @@ pub fn candidate(s: &Sock) {
 /// The engine shall send recalled bytes as the TCP socket takes them.
 pub fn want_writable(s: &Sock) {
     push(s, WORK_WRITABLE);
+}
+
+/// The engine shall see whether the ring that `s` writes to stays full.
+pub fn watch_full(s: &Sock) {
+    push(s, WORK_FULL);
 }
 
 fn push(s: &Sock, work: u32) {

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use libc::epoll_event;
 
 use super::peer::{Incoming, Peer};
+use super::senders::FullRing;
 use super::{
     ADDED, COUNTERS, END, IDLE, OFF, QUEUE, RUNNING, SHARED, STATE, Shared, THREAD, WORK_CANDIDATE,
-    WORK_DECLINE, WORK_FREE, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
+    WORK_DECLINE, WORK_FREE, WORK_FULL, WORK_NEGOTIATE, WORK_WRITABLE, ipc,
 };
 use crate::link::table;
 use crate::negotiate::{Directory, Endpoint, Found, NodeFiles, NodeId, RuntimeDir, RuntimeError};
@@ -27,7 +28,7 @@ const EV_BELL: u64 = 0;
 const EV_LISTENER: u64 = 1;
 const EV_PEER: u64 = 1 << 32;
 const EV_INCOMING: u64 = 2 << 32;
-const EV_WRITABLE: u64 = 3 << 32;
+pub(super) const EV_WRITABLE: u64 = 3 << 32;
 /// The TCP socket of a handshake.
 pub(super) const EV_CLC: u64 = 4 << 32;
 /// The completion channel of a link group.
@@ -111,6 +112,8 @@ pub(super) struct Engine {
     pub(super) leaving: Vec<(Downgrade, Then)>,
     /// When to look for idle connections, ns.
     pub(super) idle_look: Option<u64>,
+    /// Rings that were too full for their senders.
+    pub(super) full_rings: Vec<FullRing>,
     /// Connections in limbo.
     pub(super) handshakes: Vec<Option<Box<super::handshake::Handshake>>>,
     /// Link groups with other hosts.
@@ -200,6 +203,7 @@ impl Engine {
             incoming: Vec::new(),
             leaving: Vec::new(),
             idle_look: None,
+            full_rings: Vec::new(),
             handshakes: Vec::new(),
             groups: Vec::new(),
             ended_groups: VecDeque::new(),
@@ -274,7 +278,8 @@ impl Engine {
             if !busy {
                 self.watch_groups();
             }
-            let times = [self.tend_links(), self.tend_idle(), self.tend_rdma()];
+            let (links, rdma) = (self.tend_links(), self.tend_rdma());
+            let times = [links, rdma, self.tend_idle(), self.tend_full()];
             let soonest = times.into_iter().flatten().min();
             next = soonest.map(|ms| Instant::now() + Duration::from_millis(ms.max(0) as u64));
             // Turns for arrivals come with each of them; what they count can wait for another, or the exit.
@@ -307,10 +312,8 @@ impl Engine {
             EV_DEVICE => self.device_news(i),
             EV_TCP => self.tcp_changed(i as u32),
             EV_WRITABLE => {
-                if let Some(s) = stream::POOL.get(i as u32)
-                    && !s.continue_backlog()
-                {
-                    self.watch_writable(s);
+                if let Some(s) = stream::POOL.get(i as u32) {
+                    self.send_backlog(s);
                 }
             }
             _ if data == EV_LISTENER => self.accept(),
@@ -389,21 +392,13 @@ impl Engine {
             if w & WORK_CANDIDATE != 0 {
                 self.candidate(s);
             }
-            if w & WORK_WRITABLE != 0 && !s.continue_backlog() {
-                self.watch_writable(s);
+            if w & WORK_WRITABLE != 0 {
+                self.send_backlog(s);
+            }
+            if w & WORK_FULL != 0 {
+                self.watch_full(s);
             }
         }
-    }
-
-    /// Comes back when the TCP socket takes bytes again. One-shot: the socket may outlive us elsewhere.
-    fn watch_writable(&self, s: &Sock) {
-        let data = EV_WRITABLE | u64::from(index_of(s));
-        let _ = watch(
-            self.epfd,
-            s.fd.load(Relaxed),
-            libc::EPOLLOUT | libc::EPOLLONESHOT,
-            data,
-        );
     }
 
     /// Publishes a connection and looks for its other end.
@@ -597,7 +592,7 @@ impl Engine {
     }
 }
 
-fn index_of(s: &Sock) -> u32 {
+pub(super) fn index_of(s: &Sock) -> u32 {
     s.index.load(Relaxed)
 }
 

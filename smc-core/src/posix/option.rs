@@ -8,7 +8,7 @@ use super::life::dup;
 use super::{fail, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
-use crate::stream::{F_LISTENER, F_NONBLOCK, F_TCP_ONLY, F_TIMEOUT, Sock};
+use crate::stream::{F_LISTENER, F_NONBLOCK, F_TCP_ONLY, F_TIMEOUT, F_USER_TIMEOUT, Sock};
 use crate::sys::{self, Errno};
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
@@ -25,11 +25,11 @@ const SO_TIMESTAMPING_NEW: c_int = 65;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 
-fn set_nonblock(s: &Sock, on: bool) {
+fn set_flag(s: &Sock, flag: u32, on: bool) {
     if on {
-        s.flags.fetch_or(F_NONBLOCK, Relaxed);
+        s.flags.fetch_or(flag, Relaxed);
     } else {
-        s.flags.fetch_and(!F_NONBLOCK, Relaxed);
+        s.flags.fetch_and(!flag, Relaxed);
     }
 }
 
@@ -43,7 +43,7 @@ pub fn fcntl(e: Entry, fd: c_int, cmd: c_int, arg: usize, real: impl FnOnce() ->
         libc::F_SETFL => {
             let r = real();
             if let (Entry::Sock(s), true) = (e, r != -1) {
-                set_nonblock(s, arg as c_int & libc::O_NONBLOCK != 0);
+                set_flag(s, F_NONBLOCK, arg as c_int & libc::O_NONBLOCK != 0);
                 if arg as c_int & libc::O_ASYNC != 0 {
                     pin(s, Reason::SignalIo);
                 }
@@ -78,7 +78,7 @@ pub unsafe fn ioctl(
                 // SAFETY: the kernel has just read it.
                 let on = unsafe { *value } != 0;
                 if request == libc::FIONBIO {
-                    set_nonblock(s, on);
+                    set_flag(s, F_NONBLOCK, on);
                 } else if on {
                     pin(s, Reason::SignalIo);
                 }
@@ -214,6 +214,9 @@ pub unsafe fn setsockopt(
     if level == libc::SOL_SOCKET && timeout {
         s.flags.fetch_or(F_TIMEOUT, Relaxed);
     }
+    if level == libc::IPPROTO_TCP && name == libc::TCP_USER_TIMEOUT {
+        set_flag(s, F_USER_TIMEOUT, v != 0);
+    }
     if is_tcp_only(level, name, v) {
         pin(s, Reason::UnsupportedOption);
     }
@@ -248,7 +251,7 @@ const INHERITED: [c_int; 9] = [
 ];
 
 /// Flags of a stream that say what options are set, which accepted sockets inherit.
-pub(super) const OPTIONS: u32 = F_TIMEOUT | F_TCP_ONLY;
+pub(super) const OPTIONS: u32 = F_TIMEOUT | F_TCP_ONLY | F_USER_TIMEOUT;
 
 /// Those of a socket whose options were set by somebody else.
 pub(super) fn unknown_options(fd: c_int) -> u32 {
@@ -256,5 +259,9 @@ pub(super) fn unknown_options(fd: c_int) -> u32 {
         sys::getsockopt::<c_int>(fd, libc::SOL_SOCKET, *name)
             .is_ok_and(|value| is_tcp_only(libc::SOL_SOCKET, *name, value))
     });
-    F_TIMEOUT | if tcp_only { F_TCP_ONLY } else { 0 }
+    let user_timeout = sys::getsockopt::<c_int>(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+    let flag = |on, flag| if on { flag } else { 0 };
+    F_TIMEOUT
+        | flag(tcp_only, F_TCP_ONLY)
+        | flag(user_timeout.is_ok_and(|ms| ms != 0), F_USER_TIMEOUT)
 }

@@ -241,6 +241,7 @@ impl Sock {
             &self.work,
             &self.work_next,
             &self.hold,
+            &self.tx.watched,
         ] {
             a.store(0, Relaxed);
         }

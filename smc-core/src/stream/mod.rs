@@ -12,12 +12,13 @@
 //! `plain_rx`) may add to the first as well, and keep their direction on TCP until they end.
 //!
 //! - `life`: publication, attachment to a link, the end; `idle`: giving the buffers of an idle connection back;
-//! - `tx`: sending; `rx`: receiving; `copy`: both for sendfile and splice; `switch`: evidence, upgrade, downgrade;
+//! - `tx`: sending; `full`: into a ring that stays full; `rx`: receiving; `copy`: both for sendfile and splice; `switch`: evidence, upgrade, downgrade;
 //! - `urgent`: urgent data of SMC-R connections;
 //! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
 mod copy;
 mod fixed;
+mod full;
 mod idle;
 mod life;
 mod mask;
@@ -93,10 +94,12 @@ const F_AWAITED: u32 = 8192;
 /// An option is set, or was on the listener, that only the kernel's TCP honours: pinned, and it leaves its link as soon as
 /// both directions are on TCP.
 pub const F_TCP_ONLY: u32 = 16384;
+/// TCP_USER_TIMEOUT is set, or was on the listener.
+pub const F_USER_TIMEOUT: u32 = 32768;
 
 // Each flag has a bit of its own.
 const _: () = {
-    const ALL: [u32; 15] = [
+    const ALL: [u32; 16] = [
         F_NONBLOCK,
         F_LISTENER,
         F_INHERITED,
@@ -112,6 +115,7 @@ const _: () = {
         F_ONESHOT,
         F_AWAITED,
         F_TCP_ONLY,
+        F_USER_TIMEOUT,
     ];
     let (mut seen, mut i) = (0, 0);
     while i < ALL.len() {
@@ -148,6 +152,8 @@ pub struct Tx {
     backlog_done: AtomicU64,
     /// The TCP socket's buffer was full at the last try.
     full: AtomicU32,
+    /// The engine looks whether the ring stays full.
+    watched: AtomicU32,
 }
 
 /// Receiver's half.
@@ -312,6 +318,7 @@ impl Sock {
         for a in [
             &self.tx.switches,
             &self.tx.full,
+            &self.tx.watched,
             &self.rx.passed,
             &self.rx.error,
             &self.rx.reset_told,

@@ -217,6 +217,7 @@ impl Sock {
         }
         self.out().tx.flags.fetch_or(TX_BLOCKED, SeqCst);
         fence(SeqCst);
+        self.asked_for_room();
         self.free()
     }
 
@@ -249,7 +250,7 @@ impl Sock {
     }
 
     /// How long a blocked sender waits for a receiver that does not read.
-    pub(super) fn spill_after_ns(&self) -> u64 {
+    pub(crate) fn spill_after_ns(&self) -> u64 {
         if self.managed() && !self.link().twin.load(Relaxed).is_null() {
             SPILL_AFTER_OWN_NS
         } else {
@@ -285,6 +286,7 @@ impl Sock {
         if arm {
             self.out().tx.flags.fetch_or(TX_BLOCKED, SeqCst);
             fence(SeqCst);
+            self.asked_for_room();
             return look();
         }
         false
