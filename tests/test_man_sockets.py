@@ -386,6 +386,28 @@ def test_lingering_close_keeps_bytes(t):
     assert t.peer("len(recv_end(c))") == sent
 
 
+@check()
+def test_writable_means_room(t):
+    """That it may be written is told when a good part of the buffer is free, by each way of waiting alike (poll(2), tcp(7))."""
+    c = t.pair()
+    sent = 600_000
+    c.sendall(bytes(sent))  # what an RMB doesn't hold goes by TCP
+    c.setsockopt(SOL, socket.SO_SNDBUF, 400_000)  # and doesn't grow
+    c.setblocking(False)
+    since = time.monotonic()
+    while time.monotonic() - since < 0.2:
+        if polled(c, select.POLLOUT):
+            sent += c.send(bytes(10_000))
+            since = time.monotonic()
+    epoll = select.epoll()
+    epoll.register(c, EPOLLOUT)
+    assert not polled(c, select.POLLOUT, 0.05) and not ready(epoll, 0.05) and not selected(c, 0.05)[1]
+    t.start("len(recv_end(c))")
+    assert polled(c, select.POLLOUT, 3) and ready(epoll, 3) and selected(c, 3)[1]
+    c.close()
+    assert t.join() == sent
+
+
 # tcp(7): ioctls
 
 @check()

@@ -114,10 +114,10 @@ impl Sock {
         if !self.flush_backlog(fd)? {
             return Err(Errno::EAGAIN);
         }
+        self.tx.full.store(1, Relaxed);
         // Before anything is taken.
         send_nothing(fd)?;
         if sys::poll_now(fd, POLLOUT) & POLLOUT == 0 {
-            self.tx.full.store(1, Relaxed);
             return Err(Errno::EAGAIN);
         }
         let mut bytes = [0u8; PIECE];
@@ -133,7 +133,6 @@ impl Sock {
         let sent = match unsafe { sys::send(fd, &[v], MSG_DONTWAIT | MSG_NOSIGNAL) } {
             Ok(sent) => {
                 self.tx.tcp.fetch_add(sent as u64, Relaxed);
-                self.tx.full.store(0, Relaxed);
                 sent
             }
             // A reset that comes just now, as it may come just after.

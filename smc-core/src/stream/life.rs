@@ -51,7 +51,7 @@ impl Sock {
         self.tx.switches.store(0, Relaxed);
         self.tx.cons.store(0, Relaxed);
         self.tx.last_up.store(0, Relaxed);
-        self.tx.full.store(0, Relaxed);
+        self.tx.full.store(1, Relaxed);
         self.rx.passed.store(0, Relaxed);
         self.rx.hint.store(1, Relaxed);
         self.rx.frozen.store(0, Relaxed);

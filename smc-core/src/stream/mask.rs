@@ -63,8 +63,7 @@ impl Sock {
                 }
             } else {
                 kernel_out = true;
-                let blocked = self.tx.full.load(Relaxed) != 0;
-                if blocked {
+                if self.tx.full.load(Relaxed) != 0 {
                     ask = true;
                 } else {
                     m |= OUT;
@@ -73,6 +72,10 @@ impl Sock {
         }
         if ask {
             self.rx.hint.store(0, SeqCst);
+            if kernel_out {
+                // Before the look: what is sent after it must stand.
+                self.tx.full.store(0, SeqCst);
+            }
             let k = sys::poll_now(fd, IN | POLLRDHUP | POLLPRI | OUT);
             let always = POLLRDHUP | POLLPRI | POLLERR | POLLHUP;
             m |= k & always;
@@ -87,8 +90,8 @@ impl Sock {
             }
             if kernel_out {
                 m = m & !OUT | k & OUT;
-                if k & POLLOUT != 0 && self.tx.backlog.load(Relaxed).is_null() {
-                    self.tx.full.store(0, Relaxed);
+                if k & POLLOUT == 0 || !self.tx.backlog.load(Relaxed).is_null() {
+                    self.tx.full.store(1, Relaxed);
                 }
             }
         }

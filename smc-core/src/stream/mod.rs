@@ -150,7 +150,7 @@ pub struct Tx {
     backlog: AtomicPtr<u8>,
     backlog_len: AtomicU64,
     backlog_done: AtomicU64,
-    /// The TCP socket's buffer was full at the last try.
+    /// The TCP socket's buffer may be full: it has got bytes, or was full, since the kernel was last asked.
     full: AtomicU32,
     /// The engine looks whether the ring stays full.
     watched: AtomicU32,

@@ -313,14 +313,10 @@ impl Sock {
         let (list, n) = sub_list(iov, skip, total - skip);
         // SAFETY: the sub-list is part of the caller's list.
         let r = unsafe { sys::send(fd, &list[..n], flags) };
-        match r {
-            Ok(n) => {
-                self.tx.tcp.fetch_add(n as u64, Relaxed);
-                self.tx.full.store(0, Relaxed);
-            }
-            Err(Errno::EAGAIN) => self.tx.full.store(1, Relaxed),
-            Err(_) => {}
+        if let Ok(n) = r {
+            self.tx.tcp.fetch_add(n as u64, Relaxed);
         }
+        self.tx.full.store(1, Relaxed);
         r
     }
 
@@ -349,16 +345,14 @@ impl Sock {
                 iov_base: unsafe { p.add(done as usize) }.cast(),
                 iov_len: (len - done) as usize,
             };
+            self.tx.full.store(1, Relaxed);
             // SAFETY: as above.
             match unsafe { sys::send(fd, &[v], MSG_DONTWAIT | MSG_NOSIGNAL) } {
                 Ok(n) => {
                     self.tx.tcp.fetch_add(n as u64, Relaxed);
                     self.tx.backlog_done.fetch_add(n as u64, Relaxed);
                 }
-                Err(Errno::EAGAIN) => {
-                    self.tx.full.store(1, Relaxed);
-                    return Ok(false);
-                }
+                Err(Errno::EAGAIN) => return Ok(false),
                 Err(e) => {
                     self.drop_backlog();
                     return Err(e);
