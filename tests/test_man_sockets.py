@@ -561,6 +561,21 @@ def test_user_timeout_of_listener(t):
 
 
 @check()
+def test_user_timeout_of_waiting_sender(t):
+    """TCP_USER_TIMEOUT holds for a sender, too, that waits for room when it is set (tcp(7))."""
+    c = t.pair()
+    c.setblocking(False)
+    epoll = select.epoll()
+    epoll.register(c, EPOLLOUT | EPOLLET)
+    fill(c, 0.3)
+    ready(epoll)
+    c.setsockopt(TCP, socket.TCP_USER_TIMEOUT, 500)
+    while ready(epoll, 10) == {c.fileno(): EPOLLOUT}:
+        fill(c, 0.05)
+    assert c.getsockopt(SOL, socket.SO_ERROR) == errno.ETIMEDOUT
+
+
+@check()
 def test_user_timeout_spares_slow_reader(t):
     """TCP_USER_TIMEOUT ends no connection whose peer reads, however slowly, or has read everything (tcp(7))."""
     c = t.pair()

@@ -216,6 +216,8 @@ pub unsafe fn setsockopt(
     }
     if level == libc::IPPROTO_TCP && name == libc::TCP_USER_TIMEOUT {
         set_flag(s, F_USER_TIMEOUT, v != 0);
+        // Somebody may be waiting for room already.
+        s.watch_full();
     }
     if is_tcp_only(level, name, v) {
         pin(s, Reason::UnsupportedOption);

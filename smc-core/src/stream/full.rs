@@ -19,9 +19,10 @@ impl Sock {
         }
     }
 
+    /// The engine shall see whether the ring stays full, if it is.
     #[cold]
-    fn watch_full(&self) {
-        if !self.fixed() && self.tx.watched.swap(1, SeqCst) == 0 {
+    pub fn watch_full(&self) {
+        if self.managed() && !self.fixed() && self.tx.watched.swap(1, SeqCst) == 0 {
             engine::watch_full(self);
         }
     }
