@@ -437,7 +437,7 @@ impl Sock {
         }
     }
 
-    /// A call that does not wait has read nothing.
+    /// A call has read nothing, without waiting for something.
     pub fn read_nothing(&self) {
         if self.dry.fetch_add(1, Relaxed) >= DRY_READS {
             self.awaited();

@@ -6,7 +6,7 @@ use core::sync::atomic::fence;
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
 use super::tx::sub_list;
-use super::{F_BROKEN, F_LEFT, F_NONBLOCK, F_SHUT_RD, F_URGENT, Sock};
+use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
 use crate::ring::iov_len;
@@ -437,10 +437,6 @@ impl Sock {
                     self.rx.error.store(e.into_raw() as u32, Relaxed);
                 }
                 return Err(Errno::EINPROGRESS);
-            }
-            // The program waits in this call.
-            Err(Errno::EAGAIN) if flags & MSG_DONTWAIT == 0 && !self.has(F_NONBLOCK) => {
-                self.awaited();
             }
             Err(Errno::EAGAIN) => self.read_nothing(),
             _ => {}

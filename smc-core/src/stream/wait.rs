@@ -52,6 +52,9 @@ impl<'a> Wait<'a> {
     /// another process made it non-blocking; `Err(EINTR)`: a signal.
     pub fn sleep(&mut self) -> Result<()> {
         let s = self.sock;
+        if !self.tx {
+            s.awaited();
+        }
         let cons = if self.tx && s.managed() {
             s.out().rx.cons.load(Relaxed)
         } else {
@@ -252,9 +255,6 @@ impl Sock {
     pub fn block(&self, fd: i32, tx: bool) -> Result<()> {
         if self.has(super::F_NONBLOCK) {
             return Err(Errno::EAGAIN);
-        }
-        if !tx {
-            self.awaited();
         }
         Wait::new(self, fd, tx).sleep()
     }
