@@ -477,6 +477,26 @@ pub fn links(fd: c_int) -> Result<u64> {
     stat(fd).map(|st| st.st_nlink)
 }
 
+/// The soft limit of descriptor numbers (RLIMIT_NOFILE), if it can be asked for.
+pub fn descriptor_limit() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes `limit`.
+    unsafe {
+        syscall!(
+            Sysno::prlimit64,
+            0,
+            libc::RLIMIT_NOFILE,
+            core::ptr::null::<libc::rlimit>(),
+            &raw mut limit
+        )
+    }
+    .ok()
+    .map(|_| limit.rlim_cur)
+}
+
 /// Whether a descriptor is one of a pipe or FIFO.
 pub fn is_pipe(fd: c_int) -> bool {
     stat(fd).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO)
@@ -547,25 +567,7 @@ pub fn raise_thread(sig: c_int) {
 /// Moves a private descriptor to a high number, out of the way of programs that count on low ones.
 /// Takes the descriptor as it is when there is no higher number to be had.
 pub fn move_high(fd: c_int) -> c_int {
-    let mut lim = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: prlimit64 writes one rlimit.
-    let got = unsafe {
-        syscall!(
-            Sysno::prlimit64,
-            0,
-            libc::RLIMIT_NOFILE,
-            0,
-            &mut lim as *mut libc::rlimit
-        )
-    };
-    let top = if got.is_ok() {
-        lim.rlim_cur.min(1 << 16) as usize
-    } else {
-        1024
-    };
+    let top = descriptor_limit().map_or(1024, |limit| limit.min(1 << 16)) as usize;
     for base in [top.saturating_sub(top / 4), top / 2] {
         if let Ok(new) = fcntl(fd, libc::F_DUPFD_CLOEXEC, base) {
             close(fd);

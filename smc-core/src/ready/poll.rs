@@ -50,7 +50,7 @@ pub unsafe fn poll(
             _ => {}
         }
     }
-    if !known || limit == Some(0) && !managed {
+    if !known || limit == Some(0) && !managed || nfds > STACK && too_many(nfds) {
         return real();
     }
     if !managed && let Some(_p) = Plain::enter(list) {
@@ -169,6 +169,12 @@ unsafe fn wait(
         // SAFETY: as promised.
         unsafe { sleep(list, kernel, deadline, sigmask) }?;
     }
+}
+
+/// Whether the kernel refuses so many entries.
+#[cold]
+fn too_many(nfds: usize) -> bool {
+    sys::descriptor_limit().is_some_and(|limit| nfds as u64 > limit)
 }
 
 /// Takes a pending signal that the mask of a call lets in, as the kernel's poll does even if it is not to wait:
