@@ -2,12 +2,14 @@
 //! descriptor that is (or may be) known to us, and returns what that function returns, `errno` included.
 //! The closure performs the real call; whether it is made is decided here.
 //!
-//! - `io`: reading and writing; `life`: making, closing and duplicating descriptors; `option`: fcntl, ioctl,
-//!   socket options; `sendfile` and `splice`: these two; `process`: fork, exec, passing descriptors; `confine`: seccomp.
+//! - `io`: reading and writing; `message`: the same by recvmsg and its relatives; `life`: making, closing and
+//!   duplicating descriptors; `option`: fcntl, ioctl, socket options; `sendfile` and `splice`: these two; `process`:
+//!   fork, exec, passing descriptors; `confine`: seccomp.
 
 mod confine;
 mod io;
 mod life;
+mod message;
 mod option;
 mod process;
 mod sendfile;
@@ -16,14 +18,12 @@ mod splice;
 pub use crate::ready::{poll, select};
 pub use crate::stream::handlers_changed;
 pub use confine::{prctl, seccomp};
-pub use io::{
-    preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg, send, sendmmsg, sendmsg,
-    sendto, write, writev,
-};
+pub use io::{preadv2, pwritev2, read, readv, recv, recvfrom, send, sendto, write, writev};
 pub use life::{
     accept, bind, close, close_range, closefrom, connect, dup, dup2, dup3, epoll_create, fdopen,
     listen, shutdown, socket,
 };
+pub use message::{recvmmsg, recvmsg, sendmmsg, sendmsg};
 pub use option::{fcntl, getsockopt, ioctl, setsockopt, sockatmark};
 pub use process::{
     after_failed_exec, before_exec, before_spawn, exiting, fork, received_fds, sending_fds,
