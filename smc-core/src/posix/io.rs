@@ -10,7 +10,7 @@ use libc::{
 use super::{fail, give, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
-use crate::stream::{F_BROKEN, F_INHERITED, Sock};
+use crate::stream::{F_BROKEN, F_ERROR, F_INHERITED, Sock};
 use crate::sys::{self, Errno};
 
 /// The kernel's UIO_MAXIOV.
@@ -53,10 +53,16 @@ pub(super) fn plain(
     way: Way,
     real: &mut Option<impl FnOnce() -> isize>,
     count: bool,
+    flags: c_int,
 ) -> Option<isize> {
-    if s.has(F_INHERITED | F_BROKEN) {
-        if s.has(F_BROKEN) && !s.managed() {
-            return Some(fail(Errno::ECONNRESET));
+    if s.has(F_INHERITED | F_BROKEN | F_ERROR) {
+        if !s.managed()
+            && let Some(e) = error_due(s)
+        {
+            return Some(match way {
+                Way::In => fail(e),
+                Way::Out => fail_to_send(e, flags),
+            });
         }
         s.claim_inherited();
     }
@@ -67,6 +73,23 @@ pub(super) fn plain(
         if count { n.max(0) as u64 } else { 0 }
     });
     r
+}
+
+/// What a call on a connection that is on TCP says instead of asking the kernel.
+#[cold]
+fn error_due(s: &Sock) -> Option<Errno> {
+    if s.has(F_BROKEN) {
+        return Some(Errno::ECONNRESET);
+    }
+    s.take_error()
+}
+
+/// As [`fail`], for sending with these flags: EPIPE comes with a signal.
+fn fail_to_send(e: Errno, flags: c_int) -> isize {
+    if e == Errno::EPIPE && flags & MSG_NOSIGNAL == 0 {
+        sys::raise_thread(libc::SIGPIPE);
+    }
+    fail(e)
 }
 
 /// Checks a list as the kernel would.
@@ -126,7 +149,7 @@ pub(super) unsafe fn input(
             }
         }
         let count = flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE) == 0;
-        if let Some(r) = plain(s, Way::In, &mut real, count) {
+        if let Some(r) = plain(s, Way::In, &mut real, count, flags) {
             return r;
         }
         if flags & (MSG_OOB | MSG_ERRQUEUE) != 0 {
@@ -178,20 +201,15 @@ pub(super) unsafe fn output(
         if flags & MSG_OOB != 0 && !s.fixed() {
             pin(s, Reason::Urgent);
         }
-        if let Some(r) = plain(s, Way::Out, &mut real, true) {
+        if let Some(r) = plain(s, Way::Out, &mut real, true, flags) {
             return r;
         }
         // SAFETY: the caller's list.
         match unsafe { s.send(fd, iov, flags) } {
             Err(Errno::ESTALE) if crate::fds::is_sock(fd, s) => {}
             Err(Errno::ESTALE) => return real.take().map_or(-1, |f| f()),
-            Err(Errno::EPIPE) => {
-                if flags & MSG_NOSIGNAL == 0 {
-                    sys::raise_thread(libc::SIGPIPE);
-                }
-                return fail(Errno::EPIPE);
-            }
-            r => return give(r),
+            Ok(n) => return n as isize,
+            Err(e) => return fail_to_send(e, flags),
         }
     }
 }

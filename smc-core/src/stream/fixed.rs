@@ -237,12 +237,6 @@ impl Sock {
         true
     }
 
-    /// The error that ended the handshake, told once (SO_ERROR).
-    pub(crate) fn take_error(&self) -> Option<Errno> {
-        let e = self.rx.error.swap(0, Relaxed);
-        (e != 0).then(|| Errno::new(e as i32))
-    }
-
     /// The descriptor that wakes a thread which sleeps on this connection, besides its bell. `None`: there is none.
     pub(super) fn doze(&self) -> Option<i32> {
         let _g = self.watch.lock();

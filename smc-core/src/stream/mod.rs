@@ -12,11 +12,14 @@
 //! `plain_rx`) may add to the first as well, and keep their direction on TCP until they end.
 //!
 //! - `life`: publication, attachment to a link, the end; `idle`: giving the buffers of an idle connection back;
-//! - `tx`: sending; `full`: into a ring that stays full; `rx`: receiving; `copy`: both for sendfile and splice; `switch`: evidence, upgrade, downgrade;
+//! - `tx`: sending; `full`: into a ring that stays full; `rx`: receiving; `copy`: both for sendfile and splice;
+//! - `switch`: evidence, upgrade, downgrade;
 //! - `urgent`: urgent data of SMC-R connections;
+//! - `due`: errors that are to be told later;
 //! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
 mod copy;
+mod due;
 mod fixed;
 mod full;
 mod idle;
@@ -96,10 +99,12 @@ const F_AWAITED: u32 = 8192;
 pub const F_TCP_ONLY: u32 = 16384;
 /// TCP_USER_TIMEOUT is set, or was on the listener.
 pub const F_USER_TIMEOUT: u32 = 32768;
+/// An error is due at the next call, or was (see `due`).
+pub const F_ERROR: u32 = 65536;
 
 // Each flag has a bit of its own.
 const _: () = {
-    const ALL: [u32; 16] = [
+    const ALL: [u32; 17] = [
         F_NONBLOCK,
         F_LISTENER,
         F_INHERITED,
@@ -116,6 +121,7 @@ const _: () = {
         F_AWAITED,
         F_TCP_ONLY,
         F_USER_TIMEOUT,
+        F_ERROR,
     ];
     let (mut seen, mut i) = (0, 0);
     while i < ALL.len() {
@@ -176,7 +182,7 @@ pub struct Rx {
     hint: AtomicU32,
     /// Empty reads since the kernel was last asked.
     empty: AtomicU32,
-    /// An error of the kernel's, to be reported when the ring has been drained.
+    /// An error of the kernel's that is due when the ring has been drained, or at the next send.
     error: AtomicU32,
     /// The reset of a connection that can't go back to TCP has been reported: once, as TCP does.
     reset_told: AtomicU32,

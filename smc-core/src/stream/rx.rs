@@ -76,7 +76,13 @@ impl Sock {
                 }
                 if self.managed() {
                     // SAFETY: promised by the caller.
-                    Some(unsafe { self.pull(fd, iov, done, total, flags) })
+                    let r = unsafe { self.pull(fd, iov, done, total, flags) };
+                    if let Err(e) = r
+                        && done > 0
+                    {
+                        self.keep_error(false, e);
+                    }
+                    Some(r)
                 } else {
                     None
                 }
@@ -160,9 +166,7 @@ impl Sock {
                     }
                 }
                 Err(e) if got > 0 => {
-                    if e != Errno::EAGAIN {
-                        self.rx.error.store(e.into_raw() as u32, Relaxed);
-                    }
+                    self.keep_error(false, e);
                     return Ok(got);
                 }
                 Err(e) => return Err(e),
@@ -348,10 +352,10 @@ impl Sock {
             iov_base: (&raw mut byte).cast(),
             iov_len: 1,
         };
-        let r = match self.rx.error.swap(0, Relaxed) {
+        let r = match self.take_error() {
             // SAFETY: one writable byte.
-            0 => unsafe { sys::recv(fd, &[v], MSG_PEEK | MSG_DONTWAIT) },
-            e => Err(Errno::new(e as i32)),
+            None => unsafe { sys::recv(fd, &[v], MSG_PEEK | MSG_DONTWAIT) },
+            Some(e) => Err(e),
         };
         // What the peer did before it ended the connection may have come after our look at the ring.
         let still = self.locate()? == Want::RingEmpty;
@@ -361,7 +365,7 @@ impl Sock {
             Err(e) if still => Err(e),
             Err(e) => {
                 // The kernel reports an error once; it is due when the ring has been drained.
-                self.rx.error.store(e.into_raw() as u32, Relaxed);
+                self.owe_error(e);
                 Ok(RingEnd::Retry)
             }
             Ok(n) => {
@@ -390,8 +394,11 @@ impl Sock {
         if self.peer_left() {
             self.flags.fetch_or(F_LEFT, Relaxed);
         }
-        if bound.is_none() && self.rx.error.load(Relaxed) != 0 {
-            return Err(Errno::new(self.rx.error.swap(0, Relaxed) as i32));
+        if bound.is_none()
+            && self.rx.error.load(Relaxed) != 0
+            && let Some(e) = self.take_error()
+        {
+            return Err(e);
         }
         let mut want = total - skip;
         match bound {
@@ -434,7 +441,7 @@ impl Sock {
                 if let Err(e) = r
                     && e != Errno::EAGAIN
                 {
-                    self.rx.error.store(e.into_raw() as u32, Relaxed);
+                    self.owe_error(e);
                 }
                 return Err(Errno::EINPROGRESS);
             }

@@ -5,7 +5,7 @@ use core::sync::atomic::fence;
 
 use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, iovec};
 
-use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock};
+use super::{F_BROKEN, F_ERROR, F_LEFT, F_SHUT_WR, Sock};
 use crate::fabric::shm::{RX_ANY_ROOM, TX_BLOCKED, TX_CLOSED};
 use crate::observe::Reason;
 use crate::ring::iov_len;
@@ -46,7 +46,13 @@ impl Sock {
                 }
                 if self.managed() {
                     // SAFETY: promised by the caller.
-                    Some(unsafe { self.push(fd, iov, done, total, flags, wait.spill()) })
+                    let r = unsafe { self.push(fd, iov, done, total, flags, wait.spill()) };
+                    if let Err(e) = r
+                        && done > 0
+                    {
+                        self.keep_error(true, e);
+                    }
+                    Some(r)
                 } else {
                     None
                 }
@@ -92,7 +98,7 @@ impl Sock {
     }
 
     /// One plain call for what is left of a managed one, counted as any plain call. `Err(ESTALE)`: the
-    /// connection is managed again.
+    /// connection is managed again. Another error is told by the next call, as this one has bytes to tell of.
     ///
     /// # Safety
     /// The list must describe readable memory to send (`tx`), writable memory to receive.
@@ -117,6 +123,9 @@ impl Sock {
         };
         self.count_plain(tx, r.unwrap_or(0) as u64);
         inside.fetch_sub(1, SeqCst);
+        if let Err(e) = r {
+            self.keep_plain_error(fd, tx, e);
+        }
         r
     }
 
@@ -134,8 +143,10 @@ impl Sock {
         spill: bool,
     ) -> Result<usize> {
         loop {
-            if self.has(F_BROKEN) {
-                return Err(Errno::ECONNRESET);
+            if self.has(F_BROKEN | F_ERROR)
+                && let Some(e) = self.error_of_send()
+            {
+                return Err(e);
             }
             if self.tx.switches.load(Relaxed) & 1 == 0 {
                 if self.try_upgrade_tx(fd) {
