@@ -475,7 +475,9 @@ impl Sock {
             let kernel = sys::ioctl_int(fd, libc::FIONREAD)? as usize;
             let (dir, pos) = (self.inc(), self.rx.off());
             return Ok(match at {
-                // Bytes behind the next switch: the ring's after TCP's, or TCP's after the ring's.
+                // Bytes behind the next switch: the ring's after TCP's, or TCP's after the ring's. The ring's don't count
+                // while some of TCP's are under way.
+                Want::Tcp(Some(b)) if (kernel as u64) < b => kernel,
                 Want::Tcp(Some(b)) => {
                     let behind = dir.tx.prod.load(Acquire).saturating_sub(pos + b);
                     kernel + behind.min(u64::from(self.rx_ring().size())) as usize
