@@ -143,7 +143,7 @@ def test_sendmsg_checks_address_and_control(t):
     assert t.peer("recv_end(c)") == b"xxxxx"
 
 
-@check(differs="a peek ends at a switch")
+@check()
 def test_peek_over_switch(t):
     """A peek sees all bytes that are there, wherever they came: as many as it asks for, with MSG_WAITALL or without: recv(2)."""
     c, whole = mixed(t)
@@ -152,7 +152,7 @@ def test_peek_over_switch(t):
     assert recv_exact(c, len(whole)) == whole
 
 
-@check(differs="a peek ends at a switch")
+@check()
 def test_peek_for_all_over_switch(t):
     """The same where the peek waits for the amount: MSG_PEEK | MSG_WAITALL, recv(2)."""
     c, whole = mixed(t)
@@ -163,7 +163,56 @@ def test_peek_for_all_over_switch(t):
     assert recv_exact(c, len(whole)) == whole
 
 
-@check(differs="lists longer than 16 are cut on TCP")
+@check()
+def test_peek_from_rmb_into_tcp(t):
+    """The same where bytes on an RMB, which nobody reads, are followed by others on TCP: recv(2)."""
+    c = t.pair()
+    whole = chance.randbytes(2_000_000)
+    t.start("c.sendall(whole)", whole=whole)
+    seen = []
+    until(lambda: seen.append(ioctl_int(c, FIONREAD)) or len(seen) > 40 and seen[-1] == seen[-20], 8, "the sender's stop")
+    size = seen[-1]
+    for call, flags in ((c.recv, socket.MSG_PEEK), (c.recv, socket.MSG_PEEK | socket.MSG_WAITALL)):
+        got = call(size, flags)
+        assert (len(got), got == whole[:size]) == (size, True)
+    cut = [0, 1, 1000, size // 3, size // 2, size - 1, size]
+    b = [space(end - start) for start, end in zip(cut, cut[1:])] + [space(5)] * 60
+    header = Msghdr(iov=vectors(*b), iovlen=6)
+    assert said("recvmsg", c.fileno(), ctypes.byref(header), socket.MSG_PEEK) == size
+    assert b"".join(one.raw for one in b[:6]) == whole[:size]
+    assert recv_exact(c, len(whole)) == whole
+    t.join()
+
+
+@check(peer=("env", "XSMC_TEST_FLIP_US=300"), seconds=40)
+def test_peek_while_carriers_change(t):
+    """A peek gives what is read next, and no less than was there, with MSG_WAITALL or without: recv(2)."""
+    c = t.pair()
+    whole = chance.randbytes(1 << 20)
+    t.start("""
+seed, at = random.Random(1), 0
+while at < len(whole):
+    size = seed.randrange(1, 3000)
+    c.sendall(whole[at:at + size])
+    at += size
+    if seed.random() < 0.3:
+        time.sleep(0.0005)""", whole=whole)
+    at = 0
+    while at < len(whole):
+        there, want = ioctl_int(c, FIONREAD), chance.randrange(1, 20_000)
+        flags = socket.MSG_PEEK
+        if there and chance.random() < 0.3:
+            want, flags = min(there, want), socket.MSG_PEEK | socket.MSG_WAITALL
+        peeked = c.recv(want, flags)
+        assert peeked == whole[at:at + len(peeked)], at
+        assert len(peeked) >= min(there, want), (len(peeked), there, want)
+        size = chance.randrange(1, len(peeked) + 1)
+        assert recv_exact(c, size) == whole[at:at + size]
+        at += size
+    t.join()
+
+
+@check()
 def test_many_vectors_over_switch(t):
     """A readv, recvmsg or recvmmsg takes all that is there and fits: readv(2); epoll(7) takes a short count for the last."""
     c, whole = mixed(t)
@@ -178,6 +227,32 @@ def test_many_vectors_over_switch(t):
     b = [space(1) for _ in range(1024)]
     assert said("readv", c.fileno(), vectors(*b), 1024) == len(whole)
     assert b"".join(one.raw for one in b[:len(whole)]) == whole
+
+
+@check()
+def test_many_vectors_sent_by_tcp(t):
+    """A writev, sendmsg or sendmmsg gives away all that there is room for, while the carrier is TCP, too: writev(2)."""
+    t.peer("l = listen()")
+    c = connect(t.peer("l.getsockname()"))
+    t.peer("c = l.accept()[0]\nl.close()")
+    c.sendall(b"unread")
+    for turn in range(400):
+        t.peer("c.sendall(b'R')")
+        assert c.recv(1) == b"R"
+        if not t.both and turn > 5 or t.both and (carriers(c) or " ")[:2] == ("tcp", "rmb"):
+            break
+    else:
+        raise AssertionError(f"carriers {carriers(c)}")
+    c.setblocking(False)
+    b = [ctypes.create_string_buffer(chance.randbytes(3), 3) for _ in range(1024)]
+    header = Msghdr(iov=vectors(*b), iovlen=1024)
+    many = (Mmsghdr * 1)(Mmsghdr(header))
+    seen = [("writev", said("writev", c.fileno(), header.iov, 40), 120),
+            ("sendmsg", said("sendmsg", c.fileno(), ctypes.byref(header), 0), 3072),
+            ("sendmmsg", (said("sendmmsg", c.fileno(), many, 1, 0), many[0].length), (1, 3072))]
+    differences(seen)
+    whole = b"".join(one.raw for one in b)
+    assert t.peer("recv_exact(c, size)", size=6 + 120 + 2 * 3072) == b"unread" + whole[:120] + whole * 2
 
 
 @check()

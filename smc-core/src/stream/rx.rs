@@ -5,7 +5,7 @@ use core::sync::atomic::fence;
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
-use super::tx::sub_list;
+use super::peek::{PARTS, peek_tcp};
 use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
@@ -53,7 +53,7 @@ impl Sock {
         let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
         let all = flags & MSG_WAITALL != 0;
         let peek = flags & MSG_PEEK != 0;
-        let mut done = 0;
+        let (mut done, mut last) = (0, false);
         let mut wait = super::wait::Wait::new(self, fd, false);
         if total == 0 {
             return if self.has(F_BROKEN) {
@@ -76,7 +76,13 @@ impl Sock {
                 }
                 if self.managed() {
                     // SAFETY: promised by the caller.
-                    let r = unsafe { self.pull(fd, iov, done, total, flags) };
+                    let r = unsafe {
+                        if peek {
+                            self.peek(fd, iov, total, flags)
+                        } else {
+                            self.pull(fd, iov, done, total, flags)
+                        }
+                    };
                     if let Err(e) = r
                         && done > 0
                     {
@@ -114,13 +120,15 @@ impl Sock {
                 Ok(n) if peek => {
                     // A peek starts over each time; WAITALL wants it long enough, if that can be.
                     let most = total.min(self.rx_ring().size() as usize);
-                    if !all || nonblock || n >= most || self.stops_at_mark(n) {
+                    if !all || nonblock || last || n >= most || self.stops_at_mark(n) {
                         return Ok(n);
                     }
-                    match wait.sleep_for_more() {
-                        Ok(()) => continue,
-                        Err(_) => return Ok(n),
+                    if iov.len() > PARTS && self.readable_bytes(fd).is_ok_and(|all| all > n) {
+                        // There are more, but not for this list (see `peek`).
+                        return Ok(n);
                     }
+                    // One more look: bytes may have come with what ends the wait.
+                    last = wait.sleep_for_more().is_err();
                 }
                 Ok(n) => {
                     done += n;
@@ -159,9 +167,7 @@ impl Sock {
             match unsafe { self.pull_once(fd, iov, skip + got, total, flags) } {
                 Ok(n) => {
                     got += n;
-                    let go_on =
-                        n > 0 && flags & MSG_PEEK == 0 && skip + got < total && self.at_switch(fd);
-                    if !go_on {
+                    if n == 0 || skip + got >= total || !self.at_switch(fd) {
                         return Ok(got);
                     }
                 }
@@ -230,11 +236,8 @@ impl Sock {
                     RingEnd::Eof => return Ok(0),
                     RingEnd::Foreign => {
                         // Foreign bytes: somebody wrote to the TCP socket behind the sender's back.
-                        let (list, n) = sub_list(iov, skip, total - skip);
-                        // SAFETY: part of the caller's list.
-                        let n = unsafe {
-                            sys::recv(fd, &list[..n], flags & !MSG_WAITALL | MSG_DONTWAIT)
-                        }?;
+                        // SAFETY: the caller's list.
+                        let n = unsafe { self.recv_tcp(fd, iov, skip, total, total, flags) }?;
                         self.pin(Reason::BehindOurBack);
                         return Ok(n);
                     }
@@ -415,11 +418,10 @@ impl Sock {
                 }
             }
         }
-        let (list, n) = sub_list(iov, skip, want);
         // Cleared before the read: a report of the kernel's that comes later must stand.
         self.rx.hint.store(0, SeqCst);
-        // SAFETY: part of the caller's list.
-        let r = unsafe { sys::recv(fd, &list[..n], flags & !MSG_WAITALL | MSG_DONTWAIT) };
+        // SAFETY: the caller's list.
+        let r = unsafe { self.recv_tcp(fd, iov, skip, skip + want, total, flags) };
         dir.rx.unbounded.store(0, Release);
         if r != Err(Errno::EAGAIN) {
             self.rx.hint.store(1, Relaxed);
@@ -449,6 +451,30 @@ impl Sock {
             _ => {}
         }
         r
+    }
+
+    /// Takes what the kernel has, for the part of a list from `skip` up to `end`.
+    ///
+    /// # Safety
+    /// The list must describe writable memory (unless MSG_TRUNC discards), `total` bytes.
+    unsafe fn recv_tcp(
+        &self,
+        fd: i32,
+        iov: &[iovec],
+        skip: usize,
+        end: usize,
+        total: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        if flags & MSG_PEEK != 0 {
+            // SAFETY: promised by the caller.
+            return unsafe { peek_tcp(fd, iov, end, total, flags) };
+        }
+        let flags = flags & !MSG_WAITALL | MSG_DONTWAIT;
+        self.in_pieces(fd, false, iov, skip, end - skip, |list| {
+            // SAFETY: part of the caller's list.
+            unsafe { sys::recv(fd, list, flags) }
+        })
     }
 
     /// Bytes that can be read from the ring now. Under `rx.lock` or for a rough answer.

@@ -113,13 +113,15 @@ impl Sock {
     ) -> Result<usize> {
         let inside = if tx { &self.plain_tx } else { &self.plain_rx };
         inside.fetch_add(1, SeqCst);
-        let (list, n) = sub_list(iov, skip, total - skip);
-        let r = match tx {
-            _ if self.managed() => Err(Errno::ESTALE),
-            // SAFETY: part of the caller's list.
-            true => unsafe { sys::send(fd, &list[..n], flags | MSG_NOSIGNAL) },
-            // SAFETY: part of the caller's list.
-            false => unsafe { sys::recv(fd, &list[..n], flags) },
+        let r = if self.managed() {
+            Err(Errno::ESTALE)
+        } else {
+            self.in_pieces(fd, tx, iov, skip, total - skip, |list| match tx {
+                // SAFETY: part of the caller's list.
+                true => unsafe { sys::send(fd, list, flags | MSG_NOSIGNAL) },
+                // SAFETY: part of the caller's list.
+                false => unsafe { sys::recv(fd, list, flags) },
+            })
         };
         self.count_plain(tx, r.unwrap_or(0) as u64);
         inside.fetch_sub(1, SeqCst);
@@ -127,6 +129,43 @@ impl Sock {
             self.keep_plain_error(fd, tx, e);
         }
         r
+    }
+
+    /// Makes a call of the kernel's for the part of a list from `skip` on, `want` bytes long. One call where the
+    /// part has few elements, or is all the rest of the list; else it takes several, as long as each moves all it gets.
+    pub(super) fn in_pieces(
+        &self,
+        fd: i32,
+        tx: bool,
+        iov: &[iovec],
+        skip: usize,
+        want: usize,
+        call: impl Fn(&[iovec]) -> Result<usize>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let (list, n) = sub_list(iov, skip + done, want - done);
+            let mut list = &list[..n];
+            let mut len = iov_len(list);
+            if len < want - done
+                && let Some(rest) = rest_from(iov, skip + done, want - done)
+            {
+                (list, len) = (rest, want - done);
+            }
+            match call(list) {
+                Ok(n) => {
+                    done += n;
+                    if n < len || done >= want {
+                        return Ok(done);
+                    }
+                }
+                Err(e) if done > 0 => {
+                    self.keep_plain_error(fd, tx, e);
+                    return Ok(done);
+                }
+                Err(e) => return Err(e),
+            }
+        }
     }
 
     /// Moves as much as goes at once. Under `tx.lock`, managed.
@@ -321,9 +360,10 @@ impl Sock {
         }
         let pass = MSG_MORE | MSG_OOB | libc::MSG_DONTROUTE | libc::MSG_ZEROCOPY;
         let flags = (flags & pass) | MSG_DONTWAIT | MSG_NOSIGNAL;
-        let (list, n) = sub_list(iov, skip, total - skip);
-        // SAFETY: the sub-list is part of the caller's list.
-        let r = unsafe { sys::send(fd, &list[..n], flags) };
+        let r = self.in_pieces(fd, true, iov, skip, total - skip, |list| {
+            // SAFETY: part of the caller's list.
+            unsafe { sys::send(fd, list, flags) }
+        });
         if let Ok(n) = r {
             self.tx.tcp.fetch_add(n as u64, Relaxed);
         }
@@ -446,8 +486,20 @@ impl Sock {
     }
 }
 
+/// The rest of a list from `skip` on, if it begins with an element and is `want` bytes long.
+#[cold]
+fn rest_from(iov: &[iovec], mut skip: usize, want: usize) -> Option<&[iovec]> {
+    let begins = |v: &iovec| {
+        let here = skip == 0;
+        skip = skip.saturating_sub(v.iov_len);
+        here
+    };
+    let rest = &iov[iov.iter().position(begins)?..];
+    (iov_len(rest) == want).then_some(rest)
+}
+
 /// The part of a list from `skip` on, at most `want` bytes and 16 elements.
-pub(super) fn sub_list(iov: &[iovec], mut skip: usize, mut want: usize) -> ([iovec; 16], usize) {
+fn sub_list(iov: &[iovec], mut skip: usize, mut want: usize) -> ([iovec; 16], usize) {
     let mut out = [iovec {
         iov_base: core::ptr::null_mut(),
         iov_len: 0,
