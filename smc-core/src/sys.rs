@@ -69,6 +69,17 @@ pub unsafe fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     unsafe { syscall!(Sysno::sendmsg, fd, &m as *const msghdr, flags) }
 }
 
+/// preadv2(2), or pwritev2(2) if `out`, of one byte that has no memory, with offset -1. Whatever it says, it moves nothing.
+pub fn try_vectors_2(fd: c_int, out: bool, flags: c_int) -> Result<usize> {
+    let call = if out { Sysno::pwritev2 } else { Sysno::preadv2 };
+    let v = iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 1,
+    };
+    // SAFETY: the list is readable; the kernel says EFAULT instead of touching the byte.
+    unsafe { syscall!(call, fd, &raw const v, 1, -1isize, -1isize, flags) }
+}
+
 /// recvmsg(2) with a complete header.
 ///
 /// # Safety

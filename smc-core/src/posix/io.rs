@@ -3,18 +3,16 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use libc::{
-    MSG_DONTWAIT, MSG_ERRQUEUE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, c_int, c_void, iovec, sockaddr,
+    MSG_ERRQUEUE, MSG_FASTOPEN, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, c_int, c_void, iovec, sockaddr,
     socklen_t,
 };
 
+use super::check::{self, Checked, Instead, buffer, many, message_flags, one};
 use super::{fail, give, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
 use crate::stream::{F_BROKEN, F_ERROR, F_INHERITED, Sock};
 use crate::sys::{self, Errno};
-
-/// The kernel's UIO_MAXIOV.
-const IOV_MAX: usize = 1024;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq)]
@@ -92,43 +90,14 @@ fn fail_to_send(e: Errno, flags: c_int) -> isize {
     fail(e)
 }
 
-/// Checks a list as the kernel would.
-pub(super) fn check(
-    iov: *const iovec,
-    n: usize,
-    too_many: Errno,
-) -> Result<&'static [iovec], Errno> {
-    if n > IOV_MAX {
-        return Err(too_many);
-    }
-    if n == 0 {
-        return Ok(&[]);
-    }
-    if (iov as usize) < 4096 {
-        return Err(Errno::EFAULT);
-    }
-    // SAFETY: the caller's list of `n` elements, which the kernel would read as well.
-    let list = unsafe { core::slice::from_raw_parts(iov, n) };
-    if list
-        .iter()
-        .any(|v| v.iov_len > 0 && (v.iov_base as usize) < 4096)
-    {
-        return Err(Errno::EFAULT);
-    }
-    if list
-        .iter()
-        .try_fold(0isize, |a, v| a.checked_add_unsigned(v.iov_len))
-        .is_none()
-    {
-        return Err(Errno::EINVAL);
-    }
-    Ok(list)
-}
-
-pub(super) unsafe fn input(
+/// A receiving call. `list` gives and checks the memory; the kernel, if it gets the call, does that itself.
+///
+/// # Safety
+/// The list must describe writable memory (unless MSG_TRUNC discards).
+pub(super) unsafe fn input<'a>(
     e: Entry,
     fd: c_int,
-    iov: &[iovec],
+    list: impl Fn(&Sock) -> Checked<'a>,
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
@@ -141,7 +110,7 @@ pub(super) unsafe fn input(
     loop {
         if flags & MSG_OOB != 0 {
             // SAFETY: the caller's list.
-            match unsafe { urgent_input(s, fd, iov, flags) } {
+            match unsafe { urgent_input(s, fd, list(s), flags) } {
                 Some(Err(Errno::ESTALE)) if crate::fds::is_sock(fd, s) => continue,
                 Some(Err(Errno::ESTALE)) => return real.take().map_or(-1, |f| f()),
                 Some(r) => return give(r),
@@ -155,8 +124,17 @@ pub(super) unsafe fn input(
         if flags & (MSG_OOB | MSG_ERRQUEUE) != 0 {
             return real.take().map_or(-1, |f| f());
         }
-        // SAFETY: the caller's list.
-        match unsafe { s.recv(fd, iov, flags) } {
+        let list = match list(s) {
+            Ok(list) => list,
+            Err(instead) => return instead.give(),
+        };
+        let r = match list.all() {
+            // SAFETY: the caller's list.
+            Some(iov) => unsafe { s.recv(fd, iov, flags) },
+            // SAFETY: as far as it is sound.
+            None => unsafe { check::recv_partly(s, fd, list, flags) },
+        };
+        match r {
             // No longer the managed connection it was: once more from the start.
             Err(Errno::ESTALE) if crate::fds::is_sock(fd, s) => {}
             Err(Errno::ESTALE) => return real.take().map_or(-1, |f| f()),
@@ -173,21 +151,30 @@ pub(super) unsafe fn input(
 unsafe fn urgent_input(
     s: &'static Sock,
     fd: c_int,
-    iov: &[iovec],
+    list: Checked<'_>,
     flags: c_int,
 ) -> Option<sys::Result<usize>> {
     if s.fixed() {
+        let iov = match list {
+            Ok(list) => list.all().ok_or(Errno::EFAULT),
+            Err(Instead::Error(e)) => Err(e),
+            Err(Instead::Nothing) => Ok(&[][..]),
+        };
         // SAFETY: promised by the caller.
-        return Some(unsafe { s.recv_urgent(fd, iov, flags) });
+        return Some(iov.and_then(|iov| unsafe { s.recv_urgent(fd, iov, flags) }));
     }
     pin(s, Reason::Urgent);
     None
 }
 
-pub(super) unsafe fn output(
+/// A sending call, as [`input`].
+///
+/// # Safety
+/// The list must describe readable memory.
+pub(super) unsafe fn output<'a>(
     e: Entry,
     fd: c_int,
-    iov: &[iovec],
+    list: impl Fn(&Sock) -> Checked<'a>,
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
@@ -198,14 +185,25 @@ pub(super) unsafe fn output(
     };
     let mut real = Some(real);
     loop {
-        if flags & MSG_OOB != 0 && !s.fixed() {
-            pin(s, Reason::Urgent);
+        if flags & (MSG_OOB | MSG_FASTOPEN) != 0
+            && let Some(r) = rare_output(s, flags, &mut real)
+        {
+            return r;
         }
         if let Some(r) = plain(s, Way::Out, &mut real, true, flags) {
             return r;
         }
-        // SAFETY: the caller's list.
-        match unsafe { s.send(fd, iov, flags) } {
+        let list = match list(s) {
+            Ok(list) => list,
+            Err(instead) => return instead.give(),
+        };
+        let r = match list.all() {
+            // SAFETY: the caller's list.
+            Some(iov) => unsafe { s.send(fd, iov, flags) },
+            // SAFETY: as far as it is sound.
+            None => unsafe { check::send_partly(s, fd, list, flags) },
+        };
+        match r {
             Err(Errno::ESTALE) if crate::fds::is_sock(fd, s) => {}
             Err(Errno::ESTALE) => return real.take().map_or(-1, |f| f()),
             Ok(n) => return n as isize,
@@ -214,30 +212,27 @@ pub(super) unsafe fn output(
     }
 }
 
-/// A buffer that can't be one.
-fn bad_pointer(e: Entry, real: impl FnOnce() -> isize) -> isize {
-    match e {
-        Entry::Sock(s) if s.managed() => fail(Errno::EFAULT),
-        _ => real(),
+/// What MSG_OOB and MSG_FASTOPEN need first. `Some`: that was all.
+#[cold]
+fn rare_output(
+    s: &'static Sock,
+    flags: c_int,
+    real: &mut Option<impl FnOnce() -> isize>,
+) -> Option<isize> {
+    if flags & MSG_FASTOPEN != 0 && s.managed() {
+        // There is a connection: the kernel refuses to make another, and sends nothing. (It would make one from a
+        // socket that we have disconnected.)
+        return Some(if s.fixed() || s.has(F_BROKEN) {
+            fail(Errno::EISCONN)
+        } else {
+            real.take().map_or(-1, |f| f())
+        });
     }
+    if flags & MSG_OOB != 0 && !s.fixed() {
+        pin(s, Reason::Urgent);
+    }
+    None
 }
-
-fn one(buf: *const c_void, len: usize) -> [iovec; 1] {
-    [iovec {
-        iov_base: buf.cast_mut(),
-        iov_len: len.min(0x7fff_f000),
-    }]
-}
-
-macro_rules! list {
-    ($iov:expr, $n:expr, $too_many:expr) => {
-        match $crate::posix::io::check($iov, $n, $too_many) {
-            Ok(l) => l,
-            Err(e) => return $crate::posix::fail(e) as _,
-        }
-    };
-}
-pub(super) use list;
 
 /// read(2).
 ///
@@ -250,8 +245,9 @@ pub unsafe fn read(
     len: usize,
     real: impl FnOnce() -> isize,
 ) -> isize {
+    let v = buffer(buf, len);
     // SAFETY: promised by the caller.
-    unsafe { recv(e, fd, buf, len, 0, real) }
+    unsafe { input(e, fd, |_| one(&v).some(), 0, real) }
 }
 
 /// recv(2).
@@ -266,12 +262,9 @@ pub unsafe fn recv(
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let v = one(buf, len);
-    if (buf as usize) < 4096 && len > 0 && flags & libc::MSG_TRUNC == 0 {
-        return bad_pointer(e, real);
-    }
+    let v = buffer(buf, len);
     // SAFETY: promised by the caller.
-    unsafe { input(e, fd, &v, flags, real) }
+    unsafe { input(e, fd, |_| Ok(one(&v).receiving(flags)), flags, real) }
 }
 
 /// readv(2).
@@ -285,18 +278,8 @@ pub unsafe fn readv(
     n: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let l = list!(iov, n as usize, Errno::EINVAL);
     // SAFETY: promised by the caller.
-    unsafe { input(e, fd, l, 0, real) }
-}
-
-/// What the flags of preadv2(2) and pwritev2(2) mean to recv(2) and send(2).
-fn message_flags(rwf: c_int) -> c_int {
-    if rwf & libc::RWF_NOWAIT != 0 {
-        MSG_DONTWAIT
-    } else {
-        0
-    }
+    unsafe { preadv2(e, fd, iov, n, 0, real) }
 }
 
 /// preadv2(2) with offset -1.
@@ -311,9 +294,14 @@ pub unsafe fn preadv2(
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let l = list!(iov, n as usize, Errno::EINVAL);
+    let list = |s: &Sock| {
+        // SAFETY: the caller's list.
+        let list = unsafe { many(iov, n as usize, Errno::EINVAL) }?.some()?;
+        check::rwf(s, fd, false, flags)?;
+        Ok(list)
+    };
     // SAFETY: promised by the caller.
-    unsafe { input(e, fd, l, message_flags(flags), real) }
+    unsafe { input(e, fd, list, message_flags(flags), real) }
 }
 
 /// recvfrom(2).
@@ -331,12 +319,17 @@ pub unsafe fn recvfrom(
     alen: *mut socklen_t,
     real: impl FnOnce() -> isize,
 ) -> isize {
+    let mut by_kernel = false;
     // SAFETY: promised by the caller.
-    let r = unsafe { recv(e, fd, buf, len, flags, real) };
-    if r >= 0 && !addr.is_null() && !alen.is_null() && matches!(e, Entry::Sock(s) if s.managed()) {
-        // A stream gives no source address.
-        // SAFETY: non-null, as recvfrom(2) requires it writable.
-        unsafe { *alen = 0 };
+    let r = unsafe {
+        recv(e, fd, buf, len, flags, || {
+            by_kernel = true;
+            real()
+        })
+    };
+    if r >= 0 && !by_kernel && !addr.is_null() {
+        // SAFETY: promised by the caller.
+        return give(unsafe { check::no_source(alen, r as usize) });
     }
     r
 }
@@ -368,11 +361,8 @@ pub unsafe fn send(
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    if (buf as usize) < 4096 && len > 0 {
-        return bad_pointer(e, real);
-    }
     // SAFETY: promised by the caller.
-    unsafe { output(e, fd, &one(buf, len), flags, real) }
+    unsafe { sendto(e, fd, buf, len, flags, core::ptr::null(), 0, real) }
 }
 
 /// sendto(2).
@@ -390,9 +380,13 @@ pub unsafe fn sendto(
     alen: socklen_t,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let _ = (addr, alen);
-    // SAFETY: promised by the caller. A connected stream ignores the address.
-    unsafe { send(e, fd, buf, len, flags, real) }
+    let v = buffer(buf, len);
+    let list = |_: &Sock| {
+        check::destination(addr, alen)?;
+        Ok(one(&v))
+    };
+    // SAFETY: promised by the caller.
+    unsafe { output(e, fd, list, flags, real) }
 }
 
 /// writev(2).
@@ -422,11 +416,12 @@ pub unsafe fn pwritev2(
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let l = list!(iov, n as usize, Errno::EINVAL);
-    // The kernel doesn't ask the socket.
-    if matches!(e, Entry::Sock(_)) && crate::ring::iov_len(l) == 0 {
-        return real();
-    }
+    let list = |s: &Sock| {
+        // SAFETY: the caller's list.
+        let list = unsafe { many(iov, n as usize, Errno::EINVAL) }?.some()?;
+        check::rwf(s, fd, true, flags)?;
+        Ok(list)
+    };
     // SAFETY: promised by the caller.
-    unsafe { output(e, fd, l, message_flags(flags), real) }
+    unsafe { output(e, fd, list, message_flags(flags), real) }
 }

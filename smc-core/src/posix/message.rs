@@ -4,8 +4,9 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use libc::{MSG_DONTWAIT, MSG_OOB, c_int, c_uint, mmsghdr, msghdr, timespec};
 
+use super::check::{received_message, sent_message};
 use super::give;
-use super::io::{Way, input, list, output, plain_call};
+use super::io::{Way, input, output, plain_call};
 use crate::fds::Entry;
 use crate::stream::Sock;
 use crate::sys::{self, Errno};
@@ -26,11 +27,11 @@ pub unsafe fn recvmsg(
     }
     // SAFETY: the kernel would read it as well.
     let m = unsafe { &mut *msg };
-    let l = list!(m.msg_iov, m.msg_iovlen, Errno::EMSGSIZE);
     let mut by_kernel = false;
     // SAFETY: promised by the caller.
     let r = unsafe {
-        input(e, fd, l, flags, || {
+        let list = |_: &Sock| Ok(received_message(m, flags)?);
+        input(e, fd, list, flags, || {
             by_kernel = true;
             real()
         })
@@ -140,9 +141,8 @@ pub unsafe fn sendmsg(
     }
     // SAFETY: the kernel would read it as well.
     let m = unsafe { &*msg };
-    let l = list!(m.msg_iov, m.msg_iovlen, Errno::EMSGSIZE);
     // SAFETY: promised by the caller.
-    unsafe { output(e, fd, l, flags, real) }
+    unsafe { output(e, fd, |s| Ok(sent_message(s, fd, m)?), flags, real) }
 }
 
 /// sendmmsg(2).

@@ -2,10 +2,11 @@
 //! descriptor that is (or may be) known to us, and returns what that function returns, `errno` included.
 //! The closure performs the real call; whether it is made is decided here.
 //!
-//! - `io`: reading and writing; `message`: the same by recvmsg and its relatives; `life`: making, closing and
-//!   duplicating descriptors; `option`: fcntl, ioctl, socket options; `sendfile` and `splice`: these two; `process`:
-//!   fork, exec, passing descriptors; `confine`: seccomp.
+//! - `io`: reading and writing; `message`: the same by recvmsg and its relatives; `check`: the arguments of these;
+//!   `life`: making, closing and duplicating descriptors; `option`: fcntl, ioctl, socket options; `sendfile` and
+//!   `splice`: these two; `process`: fork, exec, passing descriptors; `confine`: seccomp.
 
+mod check;
 mod confine;
 mod io;
 mod life;

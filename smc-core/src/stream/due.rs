@@ -42,6 +42,15 @@ impl Sock {
         }
     }
 
+    /// As [`Sock::keep_plain_error`], for a look of ours at a connection that may be managed. (The TCP socket of one that
+    /// can't go back to TCP has nothing to say.)
+    #[cold]
+    pub(crate) fn keep_kernel_error(&self, fd: i32, tx: bool, e: Errno) {
+        if !self.fixed() {
+            self.keep_plain_error(fd, tx, e);
+        }
+    }
+
     /// Has the next call say `e`.
     #[cold]
     pub(crate) fn owe_error(&self, e: Errno) {

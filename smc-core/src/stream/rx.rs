@@ -6,6 +6,7 @@ use core::sync::atomic::fence;
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
 use super::peek::{PARTS, peek_tcp};
+use super::tx::MOST;
 use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
@@ -49,18 +50,14 @@ impl Sock {
     /// # Safety
     /// The list must describe writable memory (unless MSG_TRUNC discards).
     pub unsafe fn recv(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
-        let total = iov_len(iov);
+        let total = iov_len(iov).min(MOST);
         let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
         let all = flags & MSG_WAITALL != 0;
         let peek = flags & MSG_PEEK != 0;
         let (mut done, mut last) = (0, false);
         let mut wait = super::wait::Wait::new(self, fd, false);
         if total == 0 {
-            return if self.has(F_BROKEN) {
-                Err(Errno::ECONNRESET)
-            } else {
-                Ok(0)
-            };
+            return self.recv_nothing(fd, flags);
         }
         loop {
             let r = {
@@ -146,6 +143,18 @@ impl Sock {
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// recv(2) of no bytes: waits for some as any other, and says what there is to say of the connection.
+    #[cold]
+    fn recv_nothing(&self, fd: i32, flags: i32) -> Result<usize> {
+        let v = iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: 1,
+        };
+        let flags = flags & MSG_DONTWAIT | MSG_PEEK | MSG_TRUNC;
+        // SAFETY: nothing is written with MSG_TRUNC.
+        unsafe { self.recv(fd, &[v], flags) }.map(|_| 0)
     }
 
     /// Takes what is there, on both sides of a switch if it comes to one: a program that gets less than

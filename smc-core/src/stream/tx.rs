@@ -19,13 +19,16 @@ const SPILL_AFTER_NS: u64 = 20_000_000;
 /// The same within one process, where the reader may be the very thread that waits.
 const SPILL_AFTER_OWN_NS: u64 = 1_000_000;
 
+/// Most bytes that one call moves: the kernel's MAX_RW_COUNT.
+pub(super) const MOST: usize = 0x7fff_f000;
+
 impl Sock {
     /// send(2) on a managed connection. `Err(EPIPE)`: the caller raises SIGPIPE unless told not to.
     ///
     /// # Safety
     /// The list must describe readable memory.
     pub unsafe fn send(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
-        let total = iov_len(iov);
+        let total = iov_len(iov).min(MOST);
         // A program that we don't see waiting would miss the end of the handshake, as the kernel has told it already
         // that it may send. So it waits here.
         let nonblock = (flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK))
