@@ -13,7 +13,7 @@ use crate::stream::Sock;
 use crate::sys::{self, Errno, Result};
 
 /// The kernel's UIO_MAXIOV.
-const IOV_MAX: usize = 1024;
+pub(super) const IOV_MAX: usize = 1024;
 
 /// Most bytes that the kernel moves in one call (MAX_RW_COUNT).
 const MAX_BYTES: usize = 0x7fff_f000;
@@ -67,6 +67,11 @@ impl<'a> List<'a> {
     #[inline]
     pub(super) fn all(&self) -> Option<&'a [iovec]> {
         (self.sound == self.iov.len()).then_some(self.iov)
+    }
+
+    /// Bytes that a call moves at most.
+    pub(super) fn bytes(&self) -> usize {
+        iov_len(self.iov).min(MAX_BYTES)
     }
 
     /// The list, for calls to which an empty one means nothing.

@@ -75,7 +75,7 @@ pub(super) fn plain(
 
 /// What a call on a connection that is on TCP says instead of asking the kernel.
 #[cold]
-fn error_due(s: &Sock) -> Option<Errno> {
+pub(super) fn error_due(s: &Sock) -> Option<Errno> {
     if s.has(F_BROKEN) {
         return Some(Errno::ECONNRESET);
     }
