@@ -8,7 +8,10 @@ use super::life::dup;
 use super::{fail, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
-use crate::stream::{F_LISTENER, F_NONBLOCK, F_TCP_ONLY, F_TIMEOUT, F_USER_TIMEOUT, Sock};
+use crate::stream::{
+    F_LISTENER, F_NONBLOCK, F_RX_NEVER_WAITS, F_TCP_ONLY, F_TIMEOUT, F_TX_NEVER_WAITS,
+    F_USER_TIMEOUT, Sock,
+};
 use crate::sys::{self, Errno};
 
 /// linux/sockios.h; the same number as TIOCOUTQ.
@@ -212,7 +215,19 @@ pub unsafe fn setsockopt(
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW
     );
     if level == libc::SOL_SOCKET && timeout {
-        s.flags.fetch_or(F_TIMEOUT, Relaxed);
+        // SAFETY: the kernel has just read it. All four have a `time_t` of 64 bits first.
+        let seconds = unsafe { val.cast::<i64>().read_unaligned() };
+        let never_waits = if matches!(name, libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW) {
+            F_TX_NEVER_WAITS
+        } else {
+            F_RX_NEVER_WAITS
+        };
+        if seconds < 0 {
+            s.flags.fetch_or(F_TIMEOUT | never_waits, Relaxed);
+        } else {
+            s.flags.fetch_and(!never_waits, Relaxed);
+            s.flags.fetch_or(F_TIMEOUT, Relaxed);
+        }
     }
     if level == libc::IPPROTO_TCP && name == libc::TCP_USER_TIMEOUT {
         set_flag(s, F_USER_TIMEOUT, v != 0);
@@ -253,9 +268,10 @@ const INHERITED: [c_int; 9] = [
 ];
 
 /// Flags of a stream that say what options are set, which accepted sockets inherit.
-pub(super) const OPTIONS: u32 = F_TIMEOUT | F_TCP_ONLY | F_USER_TIMEOUT;
+pub(super) const OPTIONS: u32 =
+    F_TIMEOUT | F_TCP_ONLY | F_USER_TIMEOUT | F_RX_NEVER_WAITS | F_TX_NEVER_WAITS;
 
-/// Those of a socket whose options were set by somebody else.
+/// Those of a socket whose options were set by somebody else. (A negative time-out can't be told from none.)
 pub(super) fn unknown_options(fd: c_int) -> u32 {
     let tcp_only = INHERITED.iter().any(|name| {
         sys::getsockopt::<c_int>(fd, libc::SOL_SOCKET, *name)

@@ -102,10 +102,14 @@ pub const F_TCP_ONLY: u32 = 16384;
 pub const F_USER_TIMEOUT: u32 = 32768;
 /// An error is due at the next call, or was (see `due`).
 pub const F_ERROR: u32 = 65536;
+/// SO_RCVTIMEO was set to less than nothing, which reads as 0: a receiving call never waits.
+pub const F_RX_NEVER_WAITS: u32 = 131_072;
+/// The same of SO_SNDTIMEO, for sending.
+pub const F_TX_NEVER_WAITS: u32 = 262_144;
 
 // Each flag has a bit of its own.
 const _: () = {
-    const ALL: [u32; 17] = [
+    const ALL: [u32; 19] = [
         F_NONBLOCK,
         F_LISTENER,
         F_INHERITED,
@@ -123,6 +127,8 @@ const _: () = {
         F_TCP_ONLY,
         F_USER_TIMEOUT,
         F_ERROR,
+        F_RX_NEVER_WAITS,
+        F_TX_NEVER_WAITS,
     ];
     let (mut seen, mut i) = (0, 0);
     while i < ALL.len() {

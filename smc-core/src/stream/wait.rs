@@ -121,6 +121,14 @@ impl<'a> Wait<'a> {
             return None;
         }
         let (tx, fd) = (self.tx, self.fd);
+        let never = if tx {
+            super::F_TX_NEVER_WAITS
+        } else {
+            super::F_RX_NEVER_WAITS
+        };
+        if self.sock.has(never) {
+            return Some(start);
+        }
         *self.deadline.get_or_insert_with(|| {
             let name = if tx {
                 libc::SO_SNDTIMEO
@@ -128,8 +136,10 @@ impl<'a> Wait<'a> {
                 libc::SO_RCVTIMEO
             };
             let t: timeval = sys::getsockopt(fd, libc::SOL_SOCKET, name).ok()?;
-            let ns = t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1000;
-            (ns > 0).then(|| start + ns)
+            let ns = (t.tv_sec as u64)
+                .saturating_mul(1_000_000_000)
+                .saturating_add(t.tv_usec as u64 * 1000);
+            (ns > 0).then(|| start.saturating_add(ns))
         })
     }
 
