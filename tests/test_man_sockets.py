@@ -596,6 +596,31 @@ def test_corked_bytes_keep_their_place(t):
 
 
 @check()
+@check(seconds=40)
+def test_nodelay_reads_as_set(t):
+    """TCP_NODELAY reads as it was set, and stays so, whatever happens to bytes that the peer has not read (tcp(7))."""
+    c = t.pair()
+    wrong, over = [], threading.Event()
+
+    def look():
+        while not over.is_set():
+            for value in (0, 1):
+                c.setsockopt(TCP, socket.TCP_NODELAY, value)
+                for turn in range(50):
+                    if bool(c.getsockopt(TCP, socket.TCP_NODELAY)) != bool(value):
+                        wrong.append((value, turn))
+    looking = bg(look)
+    for _ in range(12):
+        c.sendall(b"unread" * 100)
+        # A fork puts the connection on TCP, unread bytes included.
+        t.peer("arrived(c, 600)\nreap(forked(lambda: None))\nrecv_exact(c, 600) and None")
+        t.warm(c, "c")
+    over.set()
+    looking.join()
+    assert not wrong, wrong[:10]
+
+
+@check(differs="TCP_USER_TIMEOUT knows nothing of bytes in a ring")
 def test_user_timeout_ends_stuck_connection(t):
     """TCP_USER_TIMEOUT: bytes that stay untransmitted for a closed window for so long end it with ETIMEDOUT (tcp(7))."""
     c = t.pair()

@@ -172,6 +172,9 @@ pub unsafe fn getsockopt(
             return r;
         }
         Entry::Private => return fail(Errno::EBADF) as c_int,
+        Entry::Sock(s) if level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY => {
+            return s.own_nodelay(real);
+        }
         Entry::Sock(s) if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE => {
             pin(s, Reason::UnsupportedOption);
         }
@@ -199,6 +202,9 @@ pub unsafe fn setsockopt(
         Entry::Sock(s) => s,
         Entry::Set(_) => return real(),
     };
+    if level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY {
+        return s.own_nodelay(real);
+    }
     let r = real();
     if r != 0 {
         return r;

@@ -345,7 +345,7 @@ impl Sock {
                 self.set_backlog(bytes);
                 let fd = self.fd.load(Relaxed);
                 // The receiver waits for these bytes now: Nagle's algorithm must not hold them for an
-                // acknowledgement that the receiver's kernel delays.
+                // acknowledgement that the receiver's kernel delays. (See `own_nodelay`.)
                 let nagle =
                     sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Ok(0);
                 if nagle {
@@ -361,6 +361,14 @@ impl Sock {
             }
             return true;
         }
+    }
+
+    /// Runs the program's own call on TCP_NODELAY, which must neither see what [`Sock::recalled`] sets for a moment, under
+    /// the same lock, nor be undone by it.
+    pub(crate) fn own_nodelay<T>(&self, call: impl FnOnce() -> T) -> T {
+        // `None`: a signal handler has interrupted this thread's send, so nobody else has it.
+        let _g = self.tx.lock.lock();
+        call()
     }
 
     /// Whether all that is still to be read is on TCP. Under `rx.lock`, on TCP. A stay on the RMB may lie ahead, behind
