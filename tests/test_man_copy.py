@@ -8,7 +8,7 @@ import signal
 import socket
 
 from harness.behave import check
-from harness.net import *
+from harness.calls import *
 
 SPLICE_F_NONBLOCK = 2
 

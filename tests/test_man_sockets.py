@@ -277,64 +277,6 @@ def test_timeout_values(t):
     assert t.join() >= total
 
 
-def _send_until_full(sock):
-    while True:
-        try:
-            sock.send(bytes(100_000))
-        except BlockingIOError:
-            return
-
-
-@check()
-def test_timeout_extremes(t):
-    """A negative time-out reads as 0 but means that no call waits, a very long one that they do (socket(7) as Linux has it)."""
-    for receive, send, layout in ((socket.SO_RCVTIMEO, socket.SO_SNDTIMEO, "ll"), (SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW, "qq")):
-        c = t.pair()
-        for seconds in (18_446_744_074, 1 << 55):  # that many ns are little more than a power of 2
-            c.setsockopt(SOL, receive, struct.pack(layout, seconds, 0))
-            c.setsockopt(SOL, send, struct.pack(layout, seconds, 0))
-            t.start("time.sleep(0.6)\nc.sendall(b'late')")
-            assert recv_exact(c, 4) == b"late"
-            t.join()
-        for option in (receive, send):
-            c.setsockopt(SOL, option, struct.pack(layout, -1, 0))
-            assert c.getsockopt(SOL, option, 16) == bytes(16)
-        start = time.monotonic()
-        fails(errno.EAGAIN, c.recv, 1)
-        fails(errno.EAGAIN, c.recv, 1, socket.MSG_PEEK | socket.MSG_WAITALL)
-        t.peer("c.sendall(b'abc')")
-        arrived(c, 3)
-        assert c.recv(10, socket.MSG_WAITALL) == b"abc"
-        _send_until_full(c)
-        assert time.monotonic() - start < 2
-        c.setsockopt(SOL, receive, struct.pack(layout, 0, 0))
-        t.start("time.sleep(0.2)\nc.sendall(b'late')")
-        assert recv_exact(c, 4) == b"late"
-        t.join()
-        c.close()
-
-
-@check()
-def test_accepted_keeps_negative_timeout(t):
-    """A negative SO_RCVTIMEO or SO_SNDTIMEO of the listener holds for the accepted connection (socket(7))."""
-    s = _accepted(t, (SOL, socket.SO_SNDTIMEO, struct.pack("ll", -5, 0)))
-    _send_until_full(s)
-    with listen() as listener:
-        listener.setsockopt(SOL, socket.SO_RCVTIMEO, struct.pack("ll", -5, 0))
-        t.peer("d = connect(address)", address=listener.getsockname())
-        assert readable(listener, 3)
-        d = socket.socket(fileno=listener._accept()[0])
-    for _ in range(200):
-        t.peer("d.sendall(b'x')")
-        assert readable(d, 3) and d.recv(1) == b"x"
-        d.sendall(b"y")
-        assert t.peer("recv_exact(d, 1)") == b"y"
-        if t.both and t.on_rmb(d):
-            break
-    assert not t.both or t.on_rmb(d)
-    fails(errno.EAGAIN, d.recv, 1)
-
-
 @check()
 def test_error_told_once(t):
     """SO_ERROR gives and clears the error of a reset; queued bytes, the end and EPIPE come after it (socket(7))."""
@@ -596,31 +538,6 @@ def test_corked_bytes_keep_their_place(t):
 
 
 @check()
-@check(seconds=40)
-def test_nodelay_reads_as_set(t):
-    """TCP_NODELAY reads as it was set, and stays so, whatever happens to bytes that the peer has not read (tcp(7))."""
-    c = t.pair()
-    wrong, over = [], threading.Event()
-
-    def look():
-        while not over.is_set():
-            for value in (0, 1):
-                c.setsockopt(TCP, socket.TCP_NODELAY, value)
-                for turn in range(50):
-                    if bool(c.getsockopt(TCP, socket.TCP_NODELAY)) != bool(value):
-                        wrong.append((value, turn))
-    looking = bg(look)
-    for _ in range(12):
-        c.sendall(b"unread" * 100)
-        # A fork puts the connection on TCP, unread bytes included.
-        t.peer("arrived(c, 600)\nreap(forked(lambda: None))\nrecv_exact(c, 600) and None")
-        t.warm(c, "c")
-    over.set()
-    looking.join()
-    assert not wrong, wrong[:10]
-
-
-@check(differs="TCP_USER_TIMEOUT knows nothing of bytes in a ring")
 def test_user_timeout_ends_stuck_connection(t):
     """TCP_USER_TIMEOUT: bytes that stay untransmitted for a closed window for so long end it with ETIMEDOUT (tcp(7))."""
     c = t.pair()

@@ -38,10 +38,6 @@ class Mmsghdr(ctypes.Structure):
 
 
 libc = ctypes.CDLL(None, use_errno=True)  # finds preloaded functions first, as programs do
-for _name in ("read", "write", "readv", "writev", "sendmsg", "recvmsg", "recv", "send", "sendto", "recvfrom", "sendfile",
-              "splice", "preadv2", "pwritev2"):
-    getattr(libc, _name).restype = ctypes.c_ssize_t
-SIZE, BAD = ctypes.c_size_t, 8  # BAD: no address
 chance = random.Random(int(os.environ.get("CHECK_SEED", "1")))
 
 
@@ -180,37 +176,6 @@ def serve_epoll(listener, total):
                 ended += 1
     assert not open_now
     return ended
-
-
-def said(name, *args):
-    """What a call says: its value, or the name of its error."""
-    ctypes.set_errno(0)
-    value = getattr(libc, name)(*args)
-    return value if value >= 0 else errno.errorcode[ctypes.get_errno()]
-
-
-def space(size):
-    return ctypes.create_string_buffer(size)
-
-
-def differences(pairs):
-    """Asserts that what calls said is what they should say; names all that don't."""
-    wrong = [f"{what}: {got!r}, not {want!r}" for what, got, want in pairs if got != want]
-    assert not wrong, "\n".join(wrong)
-
-
-def mixed(t):
-    """A connection with unread bytes at this end, of which the first came by TCP and the others by an RMB: (c, bytes)."""
-    t.peer("l = listen()")
-    c = connect(t.peer("l.getsockname()"))
-    t.peer("c = l.accept()[0]\nl.close()\nc.sendall(b'T' * 500)")
-    c.sendall(b"read some")
-    t.peer("recv_exact(c, 9)")
-    read = read_up_to_rmb(t, c, "c")
-    t.peer("c.sendall(b'R' * 100)")
-    whole = b"T" * (500 - read) + b"R" * (read + 100)
-    arrived(c, len(whole))
-    return c, whole
 
 
 def arrived(sock, size):
