@@ -93,6 +93,7 @@ impl Ring {
     ///
     /// # Safety
     /// The list must describe at least `skip + n` writable bytes.
+    #[inline(always)]
     pub unsafe fn read(&self, off: u64, iov: &[iovec], skip: usize, n: usize) {
         // SAFETY: as in `write`.
         unsafe {

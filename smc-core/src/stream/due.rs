@@ -32,10 +32,10 @@ impl Sock {
         }
     }
 
-    /// As [`Sock::keep_error`], without locks: for a call on `fd` that was not a managed one.
+    /// As [`Sock::keep_error`], with or without locks: for a call on `fd`.
     #[cold]
     pub(super) fn keep_plain_error(&self, fd: i32, tx: bool, e: Errno) {
-        // `None`: this very thread has it already, in the call that a signal handler has interrupted.
+        // `None`: this very thread has it already.
         let _g = self.rx.lock.lock();
         if crate::fds::is_sock(fd, self) {
             self.keep_error(tx, e);

@@ -6,14 +6,15 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use libc::{MSG_DONTWAIT, MSG_TRUNC, MSG_WAITALL, iovec};
+use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
-use super::Sock;
+use super::wait::Wait;
+use super::{F_LEFT, F_NONBLOCK, F_URGENT, Sock};
 use crate::fabric::shm::LOG;
-use crate::sys::{self, Result};
+use crate::sys::{self, Errno, Result};
 
 /// Most elements of a list that are filled by one look at TCP next to a switch.
-pub(super) const PARTS: usize = 64;
+const PARTS: usize = 64;
 
 /// A list made of parts of the caller's.
 struct Parts {
@@ -89,17 +90,66 @@ pub(super) unsafe fn peek_tcp(
 }
 
 impl Sock {
-    /// Looks at what is there. Under `rx.lock`, managed. `Ok(0)`: end of stream.
+    /// recv(2) with MSG_PEEK on a managed connection. Each look starts over; MSG_WAITALL wants it long enough, if that can be.
     ///
     /// # Safety
-    /// The list must describe writable memory (unless MSG_TRUNC discards).
-    pub(super) unsafe fn peek(
+    /// The list must describe writable memory (unless MSG_TRUNC discards), `total` bytes.
+    #[inline(never)]
+    pub(super) unsafe fn recv_peek(
         &self,
         fd: i32,
         iov: &[iovec],
         total: usize,
         flags: i32,
     ) -> Result<usize> {
+        let nonblock = flags & MSG_DONTWAIT != 0 || self.has(F_NONBLOCK);
+        let all = flags & MSG_WAITALL != 0;
+        let mut wait = Wait::new(self, fd, false);
+        let mut last = false;
+        loop {
+            let r = {
+                let Some(_g) = self.rx.lock.lock() else {
+                    return Err(Errno::EAGAIN);
+                };
+                if !crate::fds::is_sock(fd, self) || !self.managed() {
+                    return Err(Errno::ESTALE);
+                }
+                // SAFETY: promised by the caller.
+                unsafe { self.peek(fd, iov, total, flags) }
+            };
+            if self.has(F_LEFT | F_URGENT) {
+                if self.has(F_LEFT) {
+                    self.try_detach();
+                }
+                self.signal_urgent();
+            }
+            match r {
+                Ok(0) => return Ok(0),
+                Ok(n) => {
+                    let most = total.min(self.rx_ring().size() as usize);
+                    if !all || nonblock || last || n >= most || self.stops_at_mark(n) {
+                        return Ok(n);
+                    }
+                    if iov.len() > PARTS && self.readable_bytes(fd).is_ok_and(|all| all > n) {
+                        // There are more, but not for this list.
+                        return Ok(n);
+                    }
+                    // One more look: bytes may have come with what ends the wait.
+                    last = wait.sleep_for_more().is_err();
+                }
+                Err(Errno::EAGAIN) if !nonblock => wait.sleep()?,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Looks at what is there. Under `rx.lock`, managed. `Ok(0)`: end of stream.
+    ///
+    /// # Safety
+    /// The list must describe writable memory (unless MSG_TRUNC discards).
+    unsafe fn peek(&self, fd: i32, iov: &[iovec], total: usize, flags: i32) -> Result<usize> {
+        // Known here, so that what only reads do is left out.
+        let flags = flags | MSG_PEEK;
         // SAFETY: promised by the caller.
         let n = unsafe { self.pull_once(fd, iov, 0, total, flags) }?;
         let switches = self.inc().tx.switches.load(Acquire);

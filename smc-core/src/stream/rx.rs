@@ -5,7 +5,7 @@ use core::sync::atomic::fence;
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
-use super::peek::{PARTS, peek_tcp};
+use super::peek::peek_tcp;
 use super::tx::MOST;
 use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
@@ -53,11 +53,14 @@ impl Sock {
         let total = iov_len(iov).min(MOST);
         let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
         let all = flags & MSG_WAITALL != 0;
-        let peek = flags & MSG_PEEK != 0;
-        let (mut done, mut last) = (0, false);
+        let mut done = 0;
         let mut wait = super::wait::Wait::new(self, fd, false);
         if total == 0 {
             return self.recv_nothing(fd, flags);
+        }
+        if flags & MSG_PEEK != 0 {
+            // SAFETY: promised by the caller.
+            return unsafe { self.recv_peek(fd, iov, total, flags) };
         }
         loop {
             let r = {
@@ -73,19 +76,7 @@ impl Sock {
                 }
                 if self.managed() {
                     // SAFETY: promised by the caller.
-                    let r = unsafe {
-                        if peek {
-                            self.peek(fd, iov, total, flags)
-                        } else {
-                            self.pull(fd, iov, done, total, flags)
-                        }
-                    };
-                    if let Err(e) = r
-                        && done > 0
-                    {
-                        self.keep_error(false, e);
-                    }
-                    Some(r)
+                    Some(unsafe { self.pull(fd, iov, done, total, flags) })
                 } else {
                     None
                 }
@@ -114,19 +105,6 @@ impl Sock {
             }
             match r {
                 Ok(0) => return Ok(done),
-                Ok(n) if peek => {
-                    // A peek starts over each time; WAITALL wants it long enough, if that can be.
-                    let most = total.min(self.rx_ring().size() as usize);
-                    if !all || nonblock || last || n >= most || self.stops_at_mark(n) {
-                        return Ok(n);
-                    }
-                    if iov.len() > PARTS && self.readable_bytes(fd).is_ok_and(|all| all > n) {
-                        // There are more, but not for this list (see `peek`).
-                        return Ok(n);
-                    }
-                    // One more look: bytes may have come with what ends the wait.
-                    last = wait.sleep_for_more().is_err();
-                }
                 Ok(n) => {
                     done += n;
                     if done >= total || !all || self.stops_at_mark(0) {
@@ -139,7 +117,10 @@ impl Sock {
                     Err(_) if done > 0 => return Ok(done),
                     Err(e) => return Err(e),
                 },
-                Err(_) if done > 0 => return Ok(done),
+                Err(e) if done > 0 => {
+                    self.keep_plain_error(fd, false, e);
+                    return Ok(done);
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -202,6 +183,7 @@ impl Sock {
     ///
     /// # Safety
     /// As for `pull`.
+    #[inline(always)]
     pub(super) unsafe fn pull_once(
         &self,
         fd: i32,
@@ -327,6 +309,7 @@ impl Sock {
     }
 
     /// Moves the consumer cursor over `n` bytes of the ring.
+    #[inline(always)]
     pub(super) fn consume(&self, pos: u64, n: usize) {
         let dir = self.inc();
         let pos = pos + n as u64;
@@ -466,6 +449,7 @@ impl Sock {
     ///
     /// # Safety
     /// The list must describe writable memory (unless MSG_TRUNC discards), `total` bytes.
+    #[inline(never)]
     unsafe fn recv_tcp(
         &self,
         fd: i32,

@@ -49,13 +49,7 @@ impl Sock {
                 }
                 if self.managed() {
                     // SAFETY: promised by the caller.
-                    let r = unsafe { self.push(fd, iov, done, total, flags, wait.spill()) };
-                    if let Err(e) = r
-                        && done > 0
-                    {
-                        self.keep_error(true, e);
-                    }
-                    Some(r)
+                    Some(unsafe { self.push(fd, iov, done, total, flags, wait.spill()) })
                 } else {
                     None
                 }
@@ -91,7 +85,10 @@ impl Sock {
                     Err(_) if done > 0 => return Ok(done),
                     Err(e) => return Err(e),
                 },
-                Err(_) if done > 0 => return Ok(done),
+                Err(e) if done > 0 => {
+                    self.keep_plain_error(fd, true, e);
+                    return Ok(done);
+                }
                 Err(e) => return Err(e),
             }
             if nonblock && done > 0 && r.is_err() {
