@@ -96,6 +96,7 @@ impl<'a> List<'a> {
     }
 }
 
+#[inline]
 fn has_memory(v: &iovec) -> bool {
     (FIRST..BEHIND).contains(&(v.iov_base as usize)) || v.iov_len == 0
 }
@@ -183,6 +184,7 @@ pub(super) fn destination(addr: *const sockaddr, len: socklen_t) -> Result<()> {
 ///
 /// # Safety
 /// As recvmsg(2).
+#[inline]
 pub(super) unsafe fn received_message<'a>(m: &msghdr, flags: c_int) -> Result<List<'a>> {
     if !m.msg_name.is_null() && (m.msg_namelen as c_int) < 0 {
         return Err(Errno::EINVAL);
@@ -196,6 +198,7 @@ pub(super) unsafe fn received_message<'a>(m: &msghdr, flags: c_int) -> Result<Li
 ///
 /// # Safety
 /// As sendmsg(2).
+#[inline]
 pub(super) unsafe fn sent_message<'a>(s: &Sock, fd: c_int, m: &msghdr) -> Result<List<'a>> {
     if !m.msg_name.is_null() {
         if (m.msg_namelen as c_int) < 0 {
