@@ -330,6 +330,22 @@ def test_shutdown_in_both_orders(t):
 
 
 @check()
+def test_shutdown_right_after_accept(t):
+    """While the handshake may go on, too, no byte goes out behind the end of the stream."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for _ in range(5):
+        with listen(host=OWN) as listener:
+            t.start("with socket.create_connection(address) as c:\n    got = recv_end(c)\ngot",
+                    address=(OWN, listener.getsockname()[1]))
+            sock = listener.accept()[0]
+        sock.shutdown(socket.SHUT_WR)
+        for _ in range(3):
+            fails(errno.EPIPE, sock.send, b"behind the end")
+        assert t.join() == b""
+        sock.close()
+
+
+@check()
 def test_dup(t):
     """The connection ends with its last descriptor."""
     c = t.pair()

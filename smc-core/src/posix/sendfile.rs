@@ -30,7 +30,7 @@ pub unsafe fn sendfile(
     }
     let mut real = Some(real);
     loop {
-        if let Some(r) = io::plain(s, Way::Out, &mut real, true) {
+        if let Some(r) = io::plain(s, Way::Out, &mut real, true, 0) {
             return r;
         }
         // To send nothing makes the kernel check the descriptors and the pointer.
@@ -91,7 +91,10 @@ fn file_to_stream(
             Ok(0) => break,
             Ok(n) => done += n,
             Err(Errno::ESTALE) if done > 0 && fds::is_sock(fd, s) => {}
-            Err(_) if done > 0 => break,
+            Err(e) if done > 0 => {
+                s.keep_error_of_copy(fd, e);
+                break;
+            }
             Err(e) => return Err(e),
         }
     }

@@ -36,7 +36,7 @@ pub unsafe fn splice(
     };
     let mut real = Some(real);
     loop {
-        if let Some(r) = io::plain(s, way, &mut real, true) {
+        if let Some(r) = io::plain(s, way, &mut real, true, 0) {
             return r;
         }
         let (fd, pipe) = match way {
@@ -137,7 +137,10 @@ fn pipe_to_stream(
         };
         match r {
             Ok(n) => done += n,
-            Err(_) if done > 0 => break,
+            Err(e) if done > 0 => {
+                s.keep_error_of_copy(fd, e);
+                break;
+            }
             Err(e) => return Err(e),
         }
     }

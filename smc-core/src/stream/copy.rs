@@ -39,6 +39,19 @@ impl Sock {
         r
     }
 
+    /// A copy that has sent bytes ends with an error. If that is the connection's, and not of where the bytes come from,
+    /// the next call tells of it.
+    #[cold]
+    pub fn keep_error_of_copy(&self, fd: i32, e: Errno) {
+        let of_connection = matches!(
+            e,
+            Errno::ECONNRESET | Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH
+        );
+        if of_connection {
+            self.keep_kernel_error(fd, true, e);
+        }
+    }
+
     /// Under `tx.lock`, managed.
     fn fill_some(
         &self,

@@ -195,6 +195,10 @@ impl Sock {
                 return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
             }
             if self.has(F_SHUT_WR) {
+                if self.fixed() {
+                    // While the handshake goes on the TCP socket is not shut down, and carries that.
+                    return Err(Errno::EPIPE);
+                }
                 // SAFETY: promised by the caller. The kernel answers EPIPE.
                 return unsafe { self.push_tcp(fd, iov, skip, total, flags) };
             }
