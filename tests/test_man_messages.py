@@ -301,6 +301,7 @@ def test_many_vectors_sent_by_tcp(t):
     c = connect(t.peer("l.getsockname()"))
     t.peer("c = l.accept()[0]\nl.close()")
     c.sendall(b"unread")
+    polled(c)  # no read here waits: see read_up_to_rmb
     for turn in range(400):
         t.peer("c.sendall(b'R')")
         assert c.recv(1) == b"R"

@@ -498,7 +498,17 @@ impl Sock {
                 // while some of TCP's are under way.
                 Want::Tcp(Some(b)) if (kernel as u64) < b => kernel,
                 Want::Tcp(Some(b)) => {
-                    let behind = dir.tx.prod.load(Acquire).saturating_sub(pos + b);
+                    // The stay on the RMB may be over, and shorter than the cursor says: what was recalled is TCP's.
+                    let prod = dir.tx.prod.load(Acquire);
+                    let passed = self.rx.passed.load(Relaxed);
+                    let over = dir.tx.switches.load(Acquire).wrapping_sub(passed) > 1;
+                    let next = passed.wrapping_add(1) as usize % LOG;
+                    let end = if over {
+                        prod.min(dir.log[next].load(Relaxed))
+                    } else {
+                        prod
+                    };
+                    let behind = end.saturating_sub(pos + b);
                     kernel + behind.min(u64::from(self.rx_ring().size())) as usize
                 }
                 Want::Tcp(None) | Want::RingEmpty => kernel,
