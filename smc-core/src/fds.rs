@@ -4,14 +4,13 @@
 //! a load and a compare. Objects are type-stable, so a stale entry is never a dangling pointer, and
 //! the data path looks here again once it holds the object's lock.
 
-use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
 
 use crate::lock::Lock;
 use crate::ready::Set;
 use crate::stream::Sock;
-use crate::sys;
+use crate::{sys, thread};
 
 /// Numbers above this are never accelerated.
 pub const MAX_FD: usize = 1 << 18;
@@ -48,24 +47,19 @@ fn decode(w: usize) -> Option<Entry> {
         match w & 3 {
             SOCK => Some(Entry::Sock(&*(p as *const Sock))),
             SET => Some(Entry::Set(&*(p as *const Set))),
-            PRIVATE => (!TRUSTED.get()).then_some(Entry::Private),
+            PRIVATE => (!thread::with(|w| w.trusted.get())).then_some(Entry::Private),
             _ => None,
         }
     }
-}
-
-std::thread_local! {
-    // const and without destructor: no lazy initialisation, usable in signal handlers.
-    static TRUSTED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs a call into a library that works on descriptors of ours. Its system calls come back through the
 /// hooks, which would treat it as a program that uses a number it doesn't own.
 #[inline]
 pub fn trusted<T>(f: impl FnOnce() -> T) -> T {
-    let before = TRUSTED.replace(true);
+    let before = thread::with(|w| w.trusted.replace(true));
     let result = f();
-    TRUSTED.set(before);
+    thread::with(|w| w.trusted.set(before));
     result
 }
 

@@ -16,7 +16,7 @@
 //! | [`wire`] | SMC-R's messages between hosts: bytes to typed values and back |
 //! | [`policy`] | the whitelist |
 //! | [`observe`] | reasons, counters, the status document |
-//! | [`fds`], [`pool`], [`lock`], [`bitmap`], [`env`], [`sys`] | tools |
+//! | [`fds`], [`pool`], [`lock`], [`thread`], [`bitmap`], [`env`], [`sys`] | tools |
 
 /// Atomics of modules that a model check includes with loom's in their place.
 mod atomic {
@@ -40,4 +40,5 @@ pub mod ready;
 pub mod ring;
 pub mod stream;
 pub mod sys;
+pub mod thread;
 pub mod wire;

@@ -7,33 +7,27 @@
 //!
 //! Word: 0 free; otherwise the owner's thread id, with the top bit set once somebody waits.
 
-use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::sys;
+use crate::{sys, thread};
 
 const WAITERS: u32 = 1 << 31;
-
-std::thread_local! {
-    // const and without destructor: no lazy initialisation, usable in signal handlers.
-    static TID: Cell<u32> = const { Cell::new(0) };
-}
 
 /// The calling thread's kernel id, cached.
 #[inline]
 pub fn tid() -> u32 {
-    TID.with(|t| {
-        if t.get() == 0 {
-            t.set(sys::gettid());
+    thread::with(|w| {
+        if w.tid.get() == 0 {
+            w.tid.set(sys::gettid());
         }
-        t.get()
+        w.tid.get()
     })
 }
 
 /// Forgets the cached id: for the child of a fork.
 pub fn forget_tid() {
-    TID.with(|t| t.set(0));
+    thread::with(|w| w.tid.set(0));
 }
 
 /// See the module comment.

@@ -20,7 +20,7 @@ use crate::link::{Group, table};
 use crate::lock::{Lock, tid};
 use crate::pool::{Pool, Pooled};
 use crate::stream::Sock;
-use crate::sys;
+use crate::{sys, thread};
 
 /// The engine's bell.
 pub const ENGINE_BELL: u32 = 0;
@@ -338,26 +338,18 @@ pub fn each_bell(mut f: impl FnMut(u32, i32)) {
     }
 }
 
-std::thread_local! {
-    static MY_BELL: core::cell::Cell<u32> = const { core::cell::Cell::new(0) };
-    /// Where on the stack the use of the bell began; 0: it is not in use.
-    static IN_USE: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };
-    /// The bell was taken from a use that a long jump has left, it seems.
-    static TAKEN_OVER: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
-}
-
 /// Least depth of a signal handler's stack below what it interrupts: the kernel stores the registers in between.
 const HANDLER_DEPTH: usize = 1024;
 
 /// The calling thread's bell, made on first use; give it back with [`end_use`]. `None`: there are no more, or
 /// it is in use by what this signal handler has interrupted; sleep in short slices.
 pub fn thread_bell() -> Option<u32> {
-    let known = MY_BELL.with(|b| b.get());
+    let known = thread::with(|w| w.bell.get());
     if known != 0 && BELL_TABLE[known as usize].owner.load(Relaxed) == tid() {
         return Some(known).filter(|_| begin_use());
     }
     let b = claim_bell(tid())?;
-    MY_BELL.with(|c| c.set(b));
+    thread::with(|w| w.bell.set(b));
     Some(b).filter(|_| begin_use())
 }
 
@@ -368,22 +360,22 @@ pub fn thread_bell() -> Option<u32> {
 fn begin_use() -> bool {
     let mark = 0u8;
     let here = (&raw const mark).addr();
-    let held = IN_USE.with(|u| u.get());
+    let held = thread::with(|w| w.bell_in_use.get());
     if held > here + HANDLER_DEPTH {
         return false;
     }
     if held != 0 {
-        TAKEN_OVER.with(|t| t.set(true));
+        thread::with(|w| w.bell_taken_over.set(true));
     }
-    IN_USE.with(|u| u.set(here));
+    thread::with(|w| w.bell_in_use.set(here));
     true
 }
 
 /// The thread's bell is no longer in use. If it was taken over, it is rung, lest who had it before sleeps on.
 pub fn end_use() {
-    IN_USE.with(|u| u.set(0));
-    if TAKEN_OVER.with(|t| t.replace(false))
-        && let Some(fd) = bell_fd(MY_BELL.with(|b| b.get()))
+    thread::with(|w| w.bell_in_use.set(0));
+    if thread::with(|w| w.bell_taken_over.replace(false))
+        && let Some(fd) = bell_fd(thread::with(|w| w.bell.get()))
     {
         sys::eventfd_ring(fd);
     }
@@ -586,8 +578,8 @@ pub fn after_fork_child() {
     }
     table::after_fork_child();
     LIMBO.store(core::ptr::null_mut(), Relaxed);
-    MY_BELL.with(|c| c.set(0));
-    IN_USE.with(|u| u.set(0));
-    TAKEN_OVER.with(|t| t.set(false));
+    thread::with(|w| w.bell.set(0));
+    thread::with(|w| w.bell_in_use.set(0));
+    thread::with(|w| w.bell_taken_over.set(false));
     DISPATCH.reset();
 }
