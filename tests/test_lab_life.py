@@ -297,6 +297,19 @@ def test_linger_zero_resets(t):
 
 
 @check()
+def test_so_error_tells_of_a_reset(t):
+    """SO_ERROR says ECONNRESET once, as programs ask that find POLLERR; reads find the end afterwards, sends EPIPE."""
+    c = t.pair()
+    assert c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    t.peer("linger(c, 1, 0)\nc.close()")
+    until(lambda: polled(c, 0) & select.POLLERR, 3, "POLLERR")
+    assert c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+    assert c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and not polled(c, 0) & select.POLLERR
+    assert c.recv(10) == b""
+    fails(errno.EPIPE, c.send, b"x", socket.MSG_NOSIGNAL)
+
+
+@check()
 def test_shutdown_in_both_orders(t):
     """Half-close by either side first, and both at once; then close in either order."""
     for first in ("here", "peer"):

@@ -160,7 +160,7 @@ pub unsafe fn getsockopt(
         Entry::Sock(s) if level == libc::SOL_SOCKET && name == libc::SO_ERROR => {
             let r = real();
             if r == 0
-                && let Some(e) = s.take_error()
+                && let Some(e) = s.take_error().or_else(|| s.take_reset())
             {
                 // SAFETY: the kernel has just written both.
                 unsafe {

@@ -265,6 +265,14 @@ impl Sock {
         Errno::EPIPE
     }
 
+    /// SO_ERROR of a connection that can't go back to TCP: that it was reset, told once.
+    #[cold]
+    pub(crate) fn take_reset(&self) -> Option<Errno> {
+        let _g = self.rx.lock.lock()?;
+        let due = self.fixed() && self.aborted() && self.rx.reset_told.swap(1, Relaxed) == 0;
+        due.then_some(Errno::ECONNRESET)
+    }
+
     /// As [`Sock::ring_ended`], where only CDC flags end a direction.
     pub(super) fn fixed_ended(&self) -> Result<RingEnd> {
         // In this order: a reset that comes in between must not be taken for an orderly end.
