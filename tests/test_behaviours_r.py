@@ -392,7 +392,10 @@ def test_R10_closing_between_waits(t):
     def exchange():
         for sock in connections.values():
             sock.send(b"w")
-        t.peer("[echo(one, 1) for one in others] and None")
+        # No read here waits: see read_up_to_rmb.
+        t.peer("[polled(one) and echo(one, 1) for one in others] and None")
+        for sock in connections.values():
+            polled(sock)
         for sock in connections.values():
             assert sock.recv(1) == b"w"
         return all(t.on_rmb(sock) for sock in connections.values())

@@ -64,6 +64,9 @@ pub(super) fn plain(
         }
         s.claim_inherited();
     }
+    if way == Way::In && count && flags & libc::MSG_DONTWAIT == 0 {
+        s.may_wait_in_read();
+    }
     let mut r = None;
     plain_call(s, way == Way::Out, || {
         let n = real.take().map_or(-1, |f| f());

@@ -450,6 +450,21 @@ impl Sock {
         }
     }
 
+    /// A read that may wait is about to be called, on TCP. Whoever waits by other calls reads when there is something.
+    #[inline]
+    pub fn may_wait_in_read(&self) {
+        if !self.has(F_AWAITED | F_NONBLOCK) {
+            self.look_whether_it_waits();
+        }
+    }
+
+    #[cold]
+    fn look_whether_it_waits(&self) {
+        if crate::sys::ioctl_int(self.fd.load(Relaxed), libc::FIONREAD) == Ok(0) {
+            self.awaited();
+        }
+    }
+
     /// A call has read nothing, without waiting for something.
     pub fn read_nothing(&self) {
         if self.dry.fetch_add(1, Relaxed) >= DRY_READS {

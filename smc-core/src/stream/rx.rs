@@ -6,6 +6,7 @@ use core::sync::atomic::fence;
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
 use super::peek::peek_tcp;
+use super::switch::acknowledge;
 use super::tx::MOST;
 use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
@@ -426,6 +427,9 @@ impl Sock {
                 dir.rx.cons.store(self.rx.off(), Release);
                 if bound.is_none() {
                     self.try_ready_rx(fd);
+                    if self.tx.switches.load(Relaxed) & 1 == 1 {
+                        acknowledge(fd);
+                    }
                 }
             }
             // Nothing, the end, or an error; but the sender may have gone to the RMB before it.

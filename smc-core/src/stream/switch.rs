@@ -144,7 +144,11 @@ impl Sock {
             return false;
         }
         // After the evidence: a plain call that ended meanwhile has counted its bytes by now.
-        self.tx_log(self.tx.off())
+        let up = self.tx_log(self.tx.off());
+        if up {
+            acknowledge(fd);
+        }
+        up
     }
 
     /// Whether the peer wants what we send on TCP, for now or for good. Engine, while managed.
@@ -537,4 +541,10 @@ impl Downgrade {
         }
         s.on_event();
     }
+}
+
+/// Has the kernel acknowledge what it has received, for a socket whose own bytes go by an RMB: none of them will take the
+/// acknowledgement along, and the sender may wait for it (Nagle).
+pub(super) fn acknowledge(fd: i32) {
+    let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &1i32);
 }
