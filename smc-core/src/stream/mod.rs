@@ -453,7 +453,8 @@ impl Sock {
     /// A read that may wait is about to be called, on TCP. Whoever waits by other calls reads when there is something.
     #[inline]
     pub fn may_wait_in_read(&self) {
-        if !self.has(F_AWAITED | F_NONBLOCK) {
+        // (One that stays on TCP for good is not asked at each read.)
+        if !self.has(F_AWAITED | F_NONBLOCK) && self.pinned.load(Relaxed) == 0 {
             self.look_whether_it_waits();
         }
     }
