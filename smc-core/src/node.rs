@@ -578,8 +578,10 @@ pub fn after_fork_child() {
     }
     table::after_fork_child();
     LIMBO.store(core::ptr::null_mut(), Relaxed);
-    thread::with(|w| w.bell.set(0));
-    thread::with(|w| w.bell_in_use.set(0));
-    thread::with(|w| w.bell_taken_over.set(false));
+    thread::with(|w| {
+        w.bell.set(0);
+        w.bell_in_use.set(0);
+        w.bell_taken_over.set(false);
+    });
     DISPATCH.reset();
 }

@@ -26,6 +26,9 @@ pub use wait::{
 /// Result of a system call.
 pub type Result<T> = core::result::Result<T, Errno>;
 
+/// Most bytes that the kernel moves in one call (MAX_RW_COUNT).
+pub const MAX_RW_COUNT: usize = 0x7fff_f000;
+
 /// Flags of the eventfds made here.
 const EFD_FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
 

@@ -5,8 +5,9 @@
 //!
 //! - this file: what the rest of the core may ask of the engine, from any thread;
 //! - `run`: the thread and its loop; `peer`: a link's state; `link`: links' lives; `open`: connections on
-//!   them; `idle`: those that give their buffers back; `senders`: those that wait for room; `ipc`: links' sockets; `handshake`, `machine`, `tasks`, `groups`,
-//!   `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the answer to `smctl status`.
+//!   them; `idle`: those that give their buffers back; `senders`: those that wait for room; `ipc`: links' sockets;
+//!   `handshake`, `machine`, `tasks`, `groups`, `rdma`, `device`, `parting`: SMC-R with other hosts; `status`: the
+//!   answer to `smctl status`.
 
 mod connect;
 mod device;

@@ -10,13 +10,10 @@ use libc::{
 
 use crate::ring::iov_len;
 use crate::stream::Sock;
-use crate::sys::{self, Errno, Result};
+use crate::sys::{self, Errno, MAX_RW_COUNT, Result};
 
 /// The kernel's UIO_MAXIOV.
 pub(super) const IOV_MAX: usize = 1024;
-
-/// Most bytes that the kernel moves in one call (MAX_RW_COUNT).
-const MAX_BYTES: usize = 0x7fff_f000;
 
 /// Addresses that can't be a buffer's: the page of the null pointer, and those behind a process's own.
 const FIRST: usize = 4096;
@@ -71,7 +68,7 @@ impl<'a> List<'a> {
 
     /// Bytes that a call moves at most.
     pub(super) fn bytes(&self) -> usize {
-        iov_len(self.iov).min(MAX_BYTES)
+        iov_len(self.iov).min(MAX_RW_COUNT)
     }
 
     /// The list, for calls to which an empty one means nothing.
@@ -106,7 +103,7 @@ fn has_memory(v: &iovec) -> bool {
 pub(super) fn buffer(buf: *const c_void, len: usize) -> [iovec; 1] {
     [iovec {
         iov_base: buf.cast_mut(),
-        iov_len: len.min(MAX_BYTES),
+        iov_len: len.min(MAX_RW_COUNT),
     }]
 }
 

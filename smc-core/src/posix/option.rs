@@ -228,12 +228,8 @@ pub unsafe fn setsockopt(
         } else {
             F_RX_NEVER_WAITS
         };
-        if seconds < 0 {
-            s.flags.fetch_or(F_TIMEOUT | never_waits, Relaxed);
-        } else {
-            s.flags.fetch_and(!never_waits, Relaxed);
-            s.flags.fetch_or(F_TIMEOUT, Relaxed);
-        }
+        set_flag(s, never_waits, seconds < 0);
+        set_flag(s, F_TIMEOUT, true);
     }
     if level == libc::IPPROTO_TCP && name == libc::TCP_USER_TIMEOUT {
         set_flag(s, F_USER_TIMEOUT, v != 0);

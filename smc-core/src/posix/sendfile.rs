@@ -44,7 +44,7 @@ pub unsafe fn sendfile(
             // SAFETY: the kernel has just read and written it.
             Some(unsafe { offset.read_unaligned() })
         };
-        let r = file_to_stream(s, out_fd, in_fd, &mut pos, count.min(0x7fff_f000));
+        let r = file_to_stream(s, out_fd, in_fd, &mut pos, count.min(sys::MAX_RW_COUNT));
         if let Some(p) = pos {
             // SAFETY: as above.
             unsafe { offset.write_unaligned(p) };

@@ -164,6 +164,18 @@ impl Sock {
         Ok(unsafe { self.peek_beyond(fd, iov, n, total, flags) })
     }
 
+    /// Where the bytes of the stay on the RMB that lies ahead end, as far as they are there. It may be over, and shorter than
+    /// the cursor says: what was recalled is TCP's. Under `rx.lock`, on TCP.
+    pub(super) fn end_of_stay(&self) -> u64 {
+        let (dir, passed) = (self.inc(), self.rx.passed.load(Relaxed));
+        // The cursor before the log, as in `locate_now`.
+        let prod = dir.tx.prod.load(Acquire);
+        if dir.tx.switches.load(Acquire).wrapping_sub(passed) < 2 {
+            return prod;
+        }
+        prod.min(dir.log[passed.wrapping_add(1) as usize % LOG].load(Relaxed))
+    }
+
     /// Goes on where the look at the present carrier has given `n` bytes and a switch is known. Returns how many there
     /// are with those.
     ///
@@ -180,8 +192,7 @@ impl Sock {
     ) -> usize {
         let dir = self.inc();
         let (pos, passed) = (self.rx.off(), self.rx.passed.load(Relaxed));
-        // The cursor before the log, as in `locate_now`.
-        let prod = dir.tx.prod.load(Acquire);
+        let end = self.end_of_stay();
         let ahead = dir.tx.switches.load(Acquire).wrapping_sub(passed);
         let entry = |n: u32| dir.log[passed.wrapping_add(n) as usize % LOG].load(Relaxed);
         if ahead == 0 || entry(0) != pos + n as u64 {
@@ -195,7 +206,6 @@ impl Sock {
         }
         // What a peer has written is checked: here it only ends the look, the next read will find it.
         let start = entry(0);
-        let end = if ahead > 1 { prod.min(entry(1)) } else { prod };
         let Some(all) = end
             .checked_sub(start)
             .filter(|all| *all <= u64::from(self.rx_ring().size()))

@@ -7,7 +7,6 @@ use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
 use super::peek::peek_tcp;
 use super::switch::acknowledge;
-use super::tx::MOST;
 use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
 use crate::fabric::shm::{LOG, TX_BLOCKED, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
@@ -51,7 +50,7 @@ impl Sock {
     /// # Safety
     /// The list must describe writable memory (unless MSG_TRUNC discards).
     pub unsafe fn recv(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
-        let total = iov_len(iov).min(MOST);
+        let total = iov_len(iov).min(sys::MAX_RW_COUNT);
         let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
         let all = flags & MSG_WAITALL != 0;
         let mut done = 0;
@@ -496,23 +495,12 @@ impl Sock {
             }
             let at = self.locate()?;
             let kernel = sys::ioctl_int(fd, libc::FIONREAD)? as usize;
-            let (dir, pos) = (self.inc(), self.rx.off());
             return Ok(match at {
                 // Bytes behind the next switch: the ring's after TCP's, or TCP's after the ring's. The ring's don't count
                 // while some of TCP's are under way.
                 Want::Tcp(Some(b)) if (kernel as u64) < b => kernel,
                 Want::Tcp(Some(b)) => {
-                    // The stay on the RMB may be over, and shorter than the cursor says: what was recalled is TCP's.
-                    let prod = dir.tx.prod.load(Acquire);
-                    let passed = self.rx.passed.load(Relaxed);
-                    let over = dir.tx.switches.load(Acquire).wrapping_sub(passed) > 1;
-                    let next = passed.wrapping_add(1) as usize % LOG;
-                    let end = if over {
-                        prod.min(dir.log[next].load(Relaxed))
-                    } else {
-                        prod
-                    };
-                    let behind = end.saturating_sub(pos + b);
+                    let behind = self.end_of_stay().saturating_sub(self.rx.off() + b);
                     kernel + behind.min(u64::from(self.rx_ring().size())) as usize
                 }
                 Want::Tcp(None) | Want::RingEmpty => kernel,
@@ -545,10 +533,6 @@ impl Sock {
         let Some(_g) = self.tx.lock.lock() else {
             return 0;
         };
-        if !self.managed() || self.tx.switches.load(Relaxed) & 1 == 0 {
-            return 0;
-        }
-        let n = self.in_ring(self.tx.off(), self.out().rx.cons.load(Acquire));
-        n.min(u64::from(self.tx_ring().size())) as usize
+        self.unread_in_ring() as usize
     }
 }

@@ -19,16 +19,13 @@ const SPILL_AFTER_NS: u64 = 20_000_000;
 /// The same within one process, where the reader may be the very thread that waits.
 const SPILL_AFTER_OWN_NS: u64 = 1_000_000;
 
-/// Most bytes that one call moves: the kernel's MAX_RW_COUNT.
-pub(super) const MOST: usize = 0x7fff_f000;
-
 impl Sock {
     /// send(2) on a managed connection. `Err(EPIPE)`: the caller raises SIGPIPE unless told not to.
     ///
     /// # Safety
     /// The list must describe readable memory.
     pub unsafe fn send(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
-        let total = iov_len(iov).min(MOST);
+        let total = iov_len(iov).min(sys::MAX_RW_COUNT);
         // A program that we don't see waiting would miss the end of the handshake, as the kernel has told it already
         // that it may send. So it waits here.
         let nonblock = (flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK))
@@ -303,6 +300,15 @@ impl Sock {
         off.saturating_sub(cons.max(self.tx.last_up.load(Relaxed)))
     }
 
+    /// Bytes of the ring we write that the peer has not read. Under `tx.lock`.
+    pub(super) fn unread_in_ring(&self) -> u64 {
+        if !self.managed() || self.tx.switches.load(Relaxed) & 1 == 0 {
+            return 0;
+        }
+        let n = self.in_ring(self.tx.off(), self.out().rx.cons.load(Acquire));
+        n.min(u64::from(self.tx_ring().size()))
+    }
+
     /// How long a blocked sender waits for a receiver that does not read.
     pub(crate) fn spill_after_ns(&self) -> u64 {
         if self.managed() && !self.link().twin.load(Relaxed).is_null() {
@@ -447,9 +453,8 @@ impl Sock {
             return 0;
         }
         if self.tx.switches.load(Relaxed) & 1 == 1 {
-            let unread = self.in_ring(self.tx.off(), self.out().rx.cons.load(Acquire));
-            let size = u64::from(self.tx_ring().size());
-            return unread.min(size).saturating_sub(size / 2);
+            let half = u64::from(self.tx_ring().size()) / 2;
+            return self.unread_in_ring().saturating_sub(half);
         }
         if self.tx.backlog.load(Relaxed).is_null() {
             return 0;
