@@ -178,12 +178,7 @@ def test_X3_passed_socket(t):
 @check()
 def test_X3_passed_with_unread_bytes(t):
     """Unread bytes that came by TCP, then by an RMB, are all there for who gets the descriptor."""
-    t.peer("l = listen()")
-    c = connect(t.peer("l.getsockname()"))
-    t.peer("d = l.accept()[0]\nd.sendall(b'T' * 500)")
-    c.sendall(b"read some")
-    t.peer("recv_exact(d, 9)")
-    read = read_up_to_rmb(t, c, "d")
+    c, read = tcp_then_rmb(t, "d")
     t.peer("d.sendall(b'RRR')")
     ours, theirs = socket.socketpair()
     with ours, theirs:

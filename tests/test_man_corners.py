@@ -19,14 +19,6 @@ SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_LOCK_FILTER, SO_ATTACH_REUSEPORT_CBPF = 2
 SIOCGSTAMP, SIOCGSTAMPNS = 0x8906, 0x8907
 IP_RECVERR, MSG_ERRQUEUE = 11, 0x2000
 F_SETOWN_EX, F_GETOWN_EX, F_OWNER_TID, F_OWNER_PID, F_OWNER_PGRP, F_SETSIG = 15, 16, 0, 1, 2, 10
-BPF_RET = 0x06
-
-
-def _program(*instructions):
-    """A classic BPF program for SO_ATTACH_FILTER: (code, value) each."""
-    code = b"".join(struct.pack("=HBBI", code, 0, 0, value) for code, value in instructions)
-    memory = ctypes.create_string_buffer(code, len(code))
-    return struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(memory)), memory
 
 
 def _talks(t, sock, name="c"):
@@ -40,7 +32,7 @@ def _talks(t, sock, name="c"):
 def test_locked_filter_stays(t):
     """SO_LOCK_FILTER keeps a filter where it is; another can't take its place (socket(7))."""
     c = t.pair()
-    whole, keep = _program((BPF_RET, 0xffffffff))
+    whole, keep = bpf_return(0xffffffff)
     c.setsockopt(SOL, SO_ATTACH_FILTER, whole)
     _talks(t, c)
     assert c.getsockopt(SOL, SO_LOCK_FILTER) == 0
@@ -61,7 +53,7 @@ def test_reuseport_filter_chooses_the_listener(t):
     one.bind((HOST, 0))
     two = socket.socket()
     two.setsockopt(SOL, socket.SO_REUSEPORT, 1)
-    second, keep = _program((BPF_RET, 1))
+    second, keep = bpf_return(1)
     one.setsockopt(SOL, SO_ATTACH_REUSEPORT_CBPF, second)
     one.listen()
     two.bind(one.getsockname())
@@ -183,12 +175,7 @@ def test_lingering_close_of_full_stream(t):
 @check()
 def test_urgent_byte_among_carriers(t):
     """The mark keeps its place where bytes before it have come by TCP and by a ring, and is not read over (tcp(7))."""
-    t.peer("l = listen()")
-    c = connect(t.peer("l.getsockname()"))
-    t.peer("c = l.accept()[0]\nl.close()\nc.sendall(b'T' * 500)")
-    c.sendall(b"read some")
-    t.peer("recv_exact(c, 9)")
-    read = read_up_to_rmb(t, c, "c")
+    c, read = tcp_then_rmb(t)
     t.peer("c.sendall(b'R' * 100)\nc.send(b'end!', socket.MSG_OOB)\nc.sendall(b'behind')")
     before = b"T" * (500 - read) + b"R" * (read + 100) + b"end"
     arrived(c, len(before))

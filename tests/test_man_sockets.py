@@ -367,8 +367,9 @@ def test_broken_pipe_by_own_shutdown(t):
 def test_filter_drops(t):
     """SO_ATTACH_FILTER: what the filter does not let pass does not come, until it is detached (socket(7))."""
     c = t.pair()
-    drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF_RET, 0 bytes
-    c.setsockopt(SOL, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(drop)))
+    drop, keep = bpf_return(0)
+    c.setsockopt(SOL, SO_ATTACH_FILTER, drop)
+    del keep
     t.peer("c.sendall(b'filtered')")
     assert not readable(c, 0.3) and ioctl_int(c, FIONREAD) == 0
     c.setsockopt(SOL, SO_DETACH_FILTER, 0)

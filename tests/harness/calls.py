@@ -32,12 +32,7 @@ def differences(pairs):
 
 def mixed(t):
     """A connection with unread bytes at this end, of which the first came by TCP and the others by an RMB: (c, bytes)."""
-    t.peer("l = listen()")
-    c = connect(t.peer("l.getsockname()"))
-    t.peer("c = l.accept()[0]\nl.close()\nc.sendall(b'T' * 500)")
-    c.sendall(b"read some")
-    t.peer("recv_exact(c, 9)")
-    read = read_up_to_rmb(t, c, "c")
+    c, read = tcp_then_rmb(t)
     t.peer("c.sendall(b'R' * 100)")
     whole = b"T" * (500 - read) + b"R" * (read + 100)
     arrived(c, len(whole))

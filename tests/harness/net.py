@@ -198,6 +198,19 @@ def read_up_to_rmb(t, sock, name):
     raise AssertionError("the peer's direction has stayed on TCP")
 
 
+def tcp_then_rmb(t, name="c"):
+    """A connection, whose other end gets the name in the peer, with "T" to read that came by TCP and then "R" by an RMB.
+
+    Gives it, and how many of 500 T were read; so many R have come.
+    """
+    t.peer("both_l = listen()")
+    sock = connect(t.peer("both_l.getsockname()"))
+    t.peer(f"{name} = both_l.accept()[0]\nboth_l.close()\n{name}.sendall(b'T' * 500)")
+    sock.sendall(b"read some")
+    t.peer(f"recv_exact({name}, 9)")
+    return sock, read_up_to_rmb(t, sock, name)
+
+
 def fails(number, function, *args, **keywords):
     """Asserts that a call fails with this error number (or one of these)."""
     numbers = number if isinstance(number, tuple) else (number,)
@@ -265,6 +278,12 @@ def ioctl_int(sock, request):
 
 def linger(sock, on, seconds):
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, seconds))
+
+
+def bpf_return(value):
+    """A classic BPF program for SO_ATTACH_FILTER and the like that only returns a value, and the memory to be kept for it."""
+    memory = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, value))  # BPF_RET | BPF_K
+    return struct.pack("HxxxxxxP", 1, ctypes.addressof(memory)), memory
 
 
 def timeval(seconds):
