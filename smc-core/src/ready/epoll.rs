@@ -411,6 +411,7 @@ pub fn unmanage(r: RegRef, s: &Sock) {
         return;
     }
     let disarmed = reg.state.fetch_and(!(R_MANAGED | R_DISARMED), Relaxed) & R_DISARMED != 0;
+    set.given_back.fetch_add(1, Relaxed);
     set.managed.fetch_sub(1, SeqCst);
     if disarmed {
         // The kernel keeps our cookie, which now stands for nothing: it has no mask that means "not armed"

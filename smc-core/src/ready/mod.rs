@@ -72,6 +72,8 @@ pub struct Set {
     used: AtomicU32,
     /// Managed registrations.
     managed: AtomicU32,
+    /// How many the kernel has got back so far; wraps. Changes under the lock.
+    given_back: AtomicU32,
     /// Bell + 1.
     bell: AtomicU32,
     /// Threads asleep in the kernel on this instance.

@@ -201,6 +201,7 @@ impl Set {
                 return Ok(stashed);
             }
             let start = sys::now_ns();
+            let given_back = self.given_back.load(Relaxed);
             let mut n = 0;
             let due = start.saturating_sub(self.looked.load(Relaxed)) >= LOOK_EVERY_NS;
             if due {
@@ -227,6 +228,11 @@ impl Set {
                 return Ok(n);
             }
             if deadline.is_some_and(|d| d <= start) {
+                // A registration may have gone back to the kernel after the kernel was asked. (The harvest saw it gone
+                // under the lock.)
+                if self.given_back.load(Relaxed) != given_back {
+                    continue;
+                }
                 return Ok(0);
             }
             let budget = u64::from(self.spin_ns.load(Relaxed)).min(engine::spin_ns());
