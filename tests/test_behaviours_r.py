@@ -437,3 +437,35 @@ def test_R10_closed_while_waiting(t):
     time.sleep(0.1)
     t.peer("d.send(b'x')")
     assert waiter.join() == [(number, EPOLLIN)]
+
+
+@check()
+def test_R11_stays_readable(t):
+    """What can be read can be read at every look until it is, also while the connection goes back to TCP for good."""
+    for _ in range(12):
+        c = t.pair()
+        t.peer("c.sendall(b'unread')")
+        arrived(c, 6)
+        missed, looks, over = [], 0, time.monotonic() + 0.06
+        with select.epoll() as epoll:
+            epoll.register(c, select.EPOLLIN)
+            assert ready(epoll, 3)
+            # An option that only the kernel's TCP honours.
+            t.start("time.sleep(0.01)\nc.setsockopt(socket.SOL_SOCKET, 26, bpf_return(0xffffffff)[0])")
+            while time.monotonic() < over:
+                looks += 1
+                if not epoll.poll(0):
+                    missed.append("epoll")
+                if not polled(c):
+                    missed.append("poll")
+                if not select.select([c], [], [], 0)[0]:
+                    missed.append("select")
+                try:
+                    assert c.recv(10, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"unread"
+                except BlockingIOError:
+                    missed.append("recv")
+        t.join()
+        assert not missed, (len(missed), missed[:5], looks)
+        t.peer("c.sendall(b'. And more')")
+        assert recv_exact(c, 16) == b"unread. And more"
+        c.close()

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, POLLOUT, iovec};
 
-use super::rx::RingEnd;
+use super::rx::{FROZEN, RingEnd};
 use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock, Want};
 use crate::engine;
 use crate::ring::Ring;
@@ -166,16 +166,23 @@ impl Sock {
         fd: i32,
         want: usize,
         more: bool,
-        take: impl FnMut(*mut u8, usize) -> Result<usize>,
+        mut take: impl FnMut(*mut u8, usize) -> Result<usize>,
     ) -> Result<usize> {
-        let r = {
-            let Some(_g) = self.rx.lock.lock() else {
-                return Err(Errno::EAGAIN);
+        let r = loop {
+            let r = {
+                let Some(_g) = self.rx.lock.lock() else {
+                    return Err(Errno::EAGAIN);
+                };
+                if !crate::fds::is_sock(fd, self) || !self.managed() {
+                    return Err(Errno::ESTALE);
+                }
+                self.take_some(fd, want, more, &mut take)
             };
-            if !crate::fds::is_sock(fd, self) || !self.managed() {
-                return Err(Errno::ESTALE);
+            match r {
+                Err(FROZEN) if self.thaws() => {}
+                Err(FROZEN) => break Err(Errno::EAGAIN),
+                r => break r,
             }
-            self.take_some(fd, want, more, take)
         };
         if self.has(F_LEFT) {
             self.try_detach();
@@ -196,7 +203,7 @@ impl Sock {
         }
         loop {
             match self.locate_data()? {
-                Want::Frozen => return Err(Errno::EAGAIN),
+                Want::Frozen => return Err(FROZEN),
                 Want::Tcp(_) if more && sys::ioctl_int(fd, libc::FIONREAD)? == 0 => {
                     return Err(Errno::EAGAIN);
                 }

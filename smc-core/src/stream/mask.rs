@@ -41,7 +41,14 @@ impl Sock {
                     rx_kernel = true;
                 }
                 Ok(Want::Tcp(_)) => rx_kernel = true,
-                Ok(Want::Frozen) => {}
+                Ok(Want::Frozen) => {
+                    // What could be read before can be read, whichever way the bytes are just going.
+                    if self.rx.kept.load(Relaxed) != 0 {
+                        m |= IN;
+                    }
+                    rx_kernel = true;
+                    ask = true;
+                }
                 Err(_) => return IN | OUT | POLLERR | POLLHUP,
             }
             if self.rx.error.load(Relaxed) != 0 {

@@ -183,6 +183,8 @@ pub struct Rx {
     pub passed: AtomicU32,
     /// Recalls under way: the RMB must not be read.
     frozen: AtomicU32,
+    /// Since the first of them there are bytes to read that were in the RMB.
+    kept: AtomicU32,
     /// Ticket of the last recall that the peer has answered.
     pub(crate) recall_done: AtomicU32,
     /// The kernel may have something to say: FIN, RST, bytes.
@@ -322,6 +324,7 @@ impl Sock {
             &self.plain_tx,
             &self.ops,
             &self.rx.frozen,
+            &self.rx.kept,
             &self.rx.recall_done,
             &self.rx.hint,
             &self.rx.empty,

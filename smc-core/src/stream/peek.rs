@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
+use super::rx::FROZEN;
 use super::wait::Wait;
 use super::{F_LEFT, F_NONBLOCK, F_URGENT, Sock};
 use crate::fabric::shm::LOG;
@@ -123,6 +124,11 @@ impl Sock {
                 }
                 self.signal_urgent();
             }
+            let r = match r {
+                Err(FROZEN) if self.thaws() => continue,
+                Err(FROZEN) => Err(Errno::EAGAIN),
+                r => r,
+            };
             match r {
                 Ok(0) => return Ok(0),
                 Ok(n) => {

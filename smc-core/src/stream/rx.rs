@@ -29,6 +29,13 @@ pub enum Want {
     Frozen,
 }
 
+/// What receiving says while a recall is under way. Not for programs.
+pub(super) const FROZEN: Errno = Errno::EBUSY;
+
+/// How often, and for how long each time (us), a recall's end is waited for.
+const THAW_LOOKS: u32 = 400;
+const THAW_US: u64 = 50;
+
 pub(super) enum RingEnd {
     Eof,
     /// TCP holds bytes that should not be there.
@@ -103,6 +110,11 @@ impl Sock {
                 }
                 self.signal_urgent();
             }
+            let r = match r {
+                Err(FROZEN) if self.thaws() => continue,
+                Err(FROZEN) => Err(Errno::EAGAIN),
+                r => r,
+            };
             match r {
                 Ok(0) => return Ok(done),
                 Ok(n) => {
@@ -124,6 +136,17 @@ impl Sock {
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// Waits for the end of a recall, without locks. TCP has what it has announced, so a call that doesn't wait waits for
+    /// this as well: microseconds, while the peer answers. False: it takes too long, or this is a signal handler that
+    /// has interrupted who recalls.
+    #[cold]
+    pub(super) fn thaws(&self) -> bool {
+        (0..THAW_LOOKS).any(|_| {
+            sys::sleep_us(THAW_US);
+            self.rx.frozen.load(Relaxed) == 0
+        })
     }
 
     /// recv(2) of no bytes: waits for some as any other, and says what there is to say of the connection.
@@ -205,7 +228,7 @@ impl Sock {
                 }
             }
             match want {
-                Want::Frozen => return Err(Errno::EAGAIN),
+                Want::Frozen => return Err(FROZEN),
                 Want::Ring(avail) => {
                     let n = avail.min(total - skip);
                     let pos = self.rx.off();

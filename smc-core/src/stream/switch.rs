@@ -267,6 +267,9 @@ impl Sock {
             if !used || self.link().is_dead() {
                 return d;
             }
+            if matches!(self.locate_now(), Ok(Want::Ring(_))) {
+                self.rx.kept.store(1, Relaxed);
+            }
             self.rx.frozen.fetch_add(1, SeqCst);
             at = if empty { self.rx.off() } else { LEAVE_RING };
             (link, slot) = (self.link(), self.slot.load(Relaxed));
@@ -465,6 +468,7 @@ impl Downgrade {
             // An empty ring whose sender has left, or sent its FIN, needs no switch: the kernel has the rest.
             let ended = s.inc().tx.flags.load(Acquire) & (TX_DONE | TX_CLOSED) != 0;
             return Some(match at {
+                Ok(Want::Tcp(_)) if self.under_way() => return self.given_up(),
                 Ok(Want::Tcp(_)) => s.rest_is_tcp(),
                 Ok(Want::RingEmpty) => ended,
                 Ok(_) => !self.empty,
@@ -472,6 +476,16 @@ impl Downgrade {
             });
         }
         self.given_up()
+    }
+
+    /// Whether bytes that were in the ring have been sent by TCP and none of them is there yet: they were readable, and
+    /// are to be so when reading goes on. Under `rx.lock`, on TCP.
+    fn under_way(&self) -> bool {
+        let (s, fd) = (self.sock, self.sock.fd.load(Relaxed));
+        s.rx.kept.load(Relaxed) != 0
+            && !s.link().is_dead()
+            && sys::ioctl_int(fd, libc::FIONREAD) == Ok(0)
+            && sys::poll_now(fd, libc::POLLRDHUP) == 0
     }
 
     /// What [`Downgrade::done`] says while the peer keeps us waiting.
@@ -530,6 +544,9 @@ impl Downgrade {
                 let _ =
                     s.rx.frozen
                         .fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+                if s.rx.frozen.load(Relaxed) == 0 {
+                    s.rx.kept.store(0, Relaxed);
+                }
             }
             if !self.current() {
                 return;
