@@ -81,9 +81,7 @@ impl Drop for Received<'_> {
     fn drop(&mut self) {
         let mut state = self.queue_pair.receive_state();
         state.held &= !(1 << self.index);
-        // Fails only where the queue pair is not in a state for receives, which its other completions or its owner
-        // tell; `post_receives` posts the buffer when it is used again.
-        let _ = self.queue_pair.post_receive(&mut state, self.index);
+        self.queue_pair.refill(&mut state);
     }
 }
 
@@ -102,6 +100,11 @@ impl ReceiveState {
         self.posted = 0;
     }
 
+    /// Bit n: buffer n is neither the device's nor lent out.
+    fn idle(&self) -> u64 {
+        !(self.posted | self.held) & ((1 << RECEIVE_DEPTH) - 1)
+    }
+
     /// Takes buffer `index` from the device. False: it didn't have it.
     fn take(&mut self, index: u32) -> bool {
         let bit = 1u64.checked_shl(index).unwrap_or(0);
@@ -115,10 +118,10 @@ impl QueuePair {
     /// Posts all receive buffers that aren't: in INIT or later, before the peer may send.
     pub fn post_receives(&self) -> Result<()> {
         let mut state = self.receive_state();
-        let busy = state.posted | state.held;
-        (0..RECEIVE_DEPTH)
-            .filter(|index| busy & (1 << index) == 0)
-            .try_for_each(|index| self.post_receive(&mut state, index))
+        while state.idle() != 0 {
+            self.post_some_receives(&mut state)?;
+        }
+        Ok(())
     }
 
     /// Posts up to two WRITEs, unsignalled, and a message of up to [`MESSAGE_MAX`] bytes after them, signalled and
@@ -260,7 +263,7 @@ impl QueuePair {
                 }
                 if let Some(data) = completion.immediate {
                     // The buffer was used up, though nothing is in it.
-                    let _ = self.post_receive(&mut state, index);
+                    self.refill(&mut state);
                     return Some(Event::Immediate {
                         data,
                         length: completion.length,
@@ -347,35 +350,62 @@ impl QueuePair {
         }
     }
 
-    fn post_receive(&self, state: &mut ReceiveState, index: u32) -> Result<()> {
-        let piece = self
-            .buffer()
-            .and_then(|buffer| buffer.piece(receive_offset(index), MESSAGE_MAX))
-            .ok_or_else(|| Error::new("ibv_post_recv", self.object(), Errno::EINVAL))?;
-        let mut element = piece.sge();
-        let id = WorkId {
-            token: 0,
-            frees: 0,
-            kind: Kind::Receive(index),
-            serial: self.serial.load(Relaxed),
-        };
-        let mut request = sys::ibv_recv_wr {
-            wr_id: id.pack(),
-            next: null_mut(),
-            sg_list: &mut element,
-            num_sge: 1,
-        };
+    /// Posts receive buffers that are the program's, once there are enough of them to be worth a call.
+    fn refill(&self, state: &mut ReceiveState) {
+        if state.idle().count_ones() as usize >= REFILL {
+            // Fails only where the queue pair is not in a state for receives, which its other completions or its owner
+            // tell; `post_receives` posts the buffers when it is used again.
+            let _ = self.post_some_receives(state);
+        }
+    }
+
+    /// Posts up to [`REFILL`] receive buffers that are neither posted nor lent out.
+    fn post_some_receives(&self, state: &mut ReceiveState) -> Result<()> {
+        // SAFETY: integers and null pointers, for which zero is valid.
+        let (mut requests, mut elements): ([sys::ibv_recv_wr; REFILL], [sys::ibv_sge; REFILL]) =
+            unsafe { core::mem::zeroed() };
+        let mut idle = state.idle();
+        let (mut first, mut chosen) = (null_mut(), 0);
+        for (request, element) in requests.iter_mut().zip(&mut elements) {
+            let index = idle.trailing_zeros();
+            if index >= RECEIVE_DEPTH {
+                break;
+            }
+            let piece = self
+                .buffer()
+                .and_then(|buffer| buffer.piece(receive_offset(index), MESSAGE_MAX))
+                .ok_or_else(|| Error::new("ibv_post_recv", self.object(), Errno::EINVAL))?;
+            *element = piece.sge();
+            let id = WorkId {
+                token: 0,
+                frees: 0,
+                kind: Kind::Receive(index),
+                serial: self.serial.load(Relaxed),
+            };
+            *request = sys::ibv_recv_wr {
+                wr_id: id.pack(),
+                next: first,
+                sg_list: element,
+                num_sge: 1,
+            };
+            first = request;
+            chosen |= 1 << index;
+            idle &= idle - 1;
+        }
         let mut refused = null_mut();
-        // SAFETY: the queue pair exists; the request is read during the call. The buffer is neither posted nor lent
-        // out: the callers have checked, under the lock of `state`.
+        // SAFETY: the queue pair exists; the requests are read during the call. The buffers are neither posted nor lent
+        // out: the callers have the lock of `state`.
         let code = fds::trusted(|| unsafe {
-            (self.domain.context.calls.post_recv)(self.raw(), &mut request, &mut refused)
+            (self.domain.context.calls.post_recv)(self.raw(), first, &mut refused)
         });
-        check(code, "ibv_post_recv", || self.object())?;
-        state.posted |= 1 << index;
-        Ok(())
+        // Where the device refuses one, it may have those before. They are not posted again.
+        state.posted |= chosen;
+        check(code, "ibv_post_recv", || self.object())
     }
 }
+
+/// Receives that are posted by one call.
+const REFILL: usize = 8;
 
 /// Pieces of a WRITE.
 const PIECES: usize = 2;
