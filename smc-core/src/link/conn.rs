@@ -125,7 +125,7 @@ impl Immediate {
 pub struct Changes {
     /// Producer position of the direction we receive.
     pub prod: u64,
-    /// Consumer position of the direction we send, as far as its bytes are acknowledged.
+    /// Consumer position of the direction we send.
     pub cons: u64,
     /// `TX_*` flags of the direction we receive, to be added.
     pub flags: u32,
@@ -183,7 +183,7 @@ pub struct Conn {
     peer: Option<Peer>,
     /// Producer position that the peer has been told.
     sent: u64,
-    /// The part of it whose SEND has completed: the mirror's bytes before it may be overwritten.
+    /// The part of it that the peer's host has, as far as is known: what is behind it is repeated after a change of links.
     acked: u64,
     /// Sequence number of the last message whose SEND has completed.
     acked_seq: u16,
@@ -286,14 +286,9 @@ impl Conn {
         self.peer_lane
     }
 
-    /// Producer position up to which SENDs have completed: the peer's host has those bytes.
+    /// Producer position up to which the peer's host has the bytes, as far as is known.
     pub fn delivered(&self) -> u64 {
         self.acked
-    }
-
-    /// Whether room in the mirror waits for a SEND to complete, not for the peer to read.
-    pub(super) fn waits_for_ack(&self) -> bool {
-        self.acked < self.peer_cons
     }
 
     /// Whether something that the program has sent waits for the peer to read an urgent byte.
@@ -316,15 +311,14 @@ impl Conn {
         self.heard.closed || self.heard.abort
     }
 
-    /// A SEND with this mark has completed. Returns the consumer position to publish.
-    pub fn acked(&mut self, mark: Mark) -> u64 {
+    /// A SEND or WRITE with this mark has completed.
+    pub fn acked(&mut self, mark: Mark) {
         if mark.prod > self.acked && mark.prod <= self.sent {
             self.acked = mark.prod;
         }
         if (mark.seq.wrapping_sub(self.acked_seq) as i16) > 0 {
             self.acked_seq = mark.seq;
         }
-        self.free_up_to()
     }
 
     /// The connection goes on over another link, by which its peer's RMB is `rmb`. What was sent by the former one
@@ -337,9 +331,9 @@ impl Conn {
         }
     }
 
-    /// Whether something waits for a SEND to complete.
+    /// Whether something waits for what was sent to complete.
     pub fn waits_for_completion(&self) -> bool {
-        self.waits_for_ack() || self.closed() || self.inquiring
+        self.closed() || self.inquiring
     }
 
     /// See [`Changes::inquiring`].
@@ -347,8 +341,12 @@ impl Conn {
         self.inquiring
     }
 
-    fn free_up_to(&self) -> u64 {
-        self.peer_cons.min(self.acked)
+    /// The peer has read so far. What it has read has arrived, whether or not that has completed here; and should the
+    /// device still repeat it, for want of an acknowledgement, the peer's doesn't carry it out twice. So the mirror's bytes
+    /// before it may be overwritten.
+    fn read_by_peer(&mut self, cons: u64) {
+        self.peer_cons = cons;
+        self.acked = self.acked.max(cons);
     }
 
     /// Checks a message of the peer's that came by `lane`. Where it is to validate a failover, everything that came
@@ -376,12 +374,12 @@ impl Conn {
             self.broken = true;
             return Err(Violation);
         };
-        let state = |c: &Conn| (c.peer_prod, c.free_up_to(), c.heard, c.heard_urgent);
+        let state = |c: &Conn| (c.peer_prod, c.peer_cons, c.heard, c.heard_urgent);
         let before = state(self);
         self.peer_seq = m.seq;
         self.peer_lane = lane;
         self.peer_prod = prod;
-        self.peer_cons = cons;
+        self.read_by_peer(cons);
         self.inquiring = false;
         self.heard = union(self.heard, m.state);
         self.peer_blocked = m.flags.write_blocked;
@@ -411,7 +409,7 @@ impl Conn {
             return Err(Violation);
         }
         self.peer_prod = prod;
-        self.peer_cons = cons;
+        self.read_by_peer(cons);
         self.peer_blocked = false;
         Ok(self.changes(true))
     }
@@ -429,7 +427,7 @@ impl Conn {
         }
         Changes {
             prod: self.peer_prod,
-            cons: self.free_up_to(),
+            cons: self.peer_cons,
             flags,
             urgent: self.heard_urgent,
             news,
@@ -493,7 +491,7 @@ impl Conn {
         // What the peer has read needs no repetition; and one that has closed may use its RMB otherwise.
         let from = match repeating {
             true if self.peer_ended() => prod,
-            true => self.acked.max(self.peer_cons),
+            true => self.acked,
             false => self.sent,
         };
         let writes = self.writes(&peer, from, prod);

@@ -110,7 +110,9 @@ impl Group {
 
     /// Whether everything is sent and acknowledged, or never will be.
     pub fn is_flushed(&self) -> bool {
-        self.look(|state| {
+        let _c = NoCancel::new();
+        self.look(|pairs, state| {
+            self.have_told(pairs, state);
             state.is_dead()
                 || !self.link.seg().pending[1].any()
                     && !state.stalled.any()
@@ -121,12 +123,12 @@ impl Group {
 
     /// Whether it has no connections.
     pub fn is_empty(&self) -> bool {
-        self.look(State::is_empty)
+        self.look(|_, state| state.is_empty())
     }
 
     /// Whether no queue pair is of any use any more.
     pub fn is_down(&self) -> bool {
-        self.look(State::is_dead)
+        self.look(|_, state| state.is_dead())
     }
 
     /// Whether all that was posted has completed.
@@ -137,19 +139,23 @@ impl Group {
     }
 
     /// False while another thread holds the lock.
-    fn look(&self, f: impl FnOnce(&State) -> bool) -> bool {
+    fn look(&self, f: impl FnOnce(&Pairs, &mut State) -> bool) -> bool {
         let Some(_g) = self.lock.try_lock() else {
             return false;
         };
         // SAFETY: under the lock.
-        f(unsafe { &(*self.guarded.get()).1 })
+        let (pairs, state) = unsafe { &mut *self.guarded.get() };
+        f(pairs, state)
     }
 
     /// Stream offset up to which the peer's host has the bytes of the connection at `slot`, as far as is known.
     pub fn delivered(&self, slot: u32) -> Option<u64> {
         self.poll();
         let _c = NoCancel::new();
-        self.with(|state| state.get(slot).map(|e| e.conn.delivered()))?
+        self.with_pairs(|pairs, state| {
+            self.have_told(pairs, state);
+            state.get(slot).map(|e| e.conn.delivered())
+        })?
     }
 
     /// Has the next arrival wake the engine, and takes what has arrived before.

@@ -56,51 +56,67 @@ pub(super) struct Flight {
     pub(super) mark: Mark,
 }
 
-/// Those of a link, at most [`MESSAGES`].
+/// Those of a link, at most [`MESSAGES`], in the order in which they were posted and complete. Of WRITEs only some are
+/// signalled: a completion tells that all posted before are done, too.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Flights {
-    /// Bit n: `all[n]` is under way.
-    busy: u32,
+    /// Number of the oldest one; numbers wrap.
+    first: u16,
+    /// Number of the next one.
+    next: u16,
+    /// Those after the last one that is signalled.
+    unsignalled: u16,
     all: [Flight; MESSAGES as usize],
 }
 
 impl Flights {
-    /// A place for one more.
-    pub(super) fn free(&self) -> Option<usize> {
-        let place = (!self.busy).trailing_zeros() as usize;
-        (place < self.all.len()).then_some(place)
+    /// Of so many WRITEs in a row the last one is signalled.
+    const SIGNAL_EVERY: u16 = MESSAGES as u16 / 4;
+
+    /// The number of the next one; `None`: no more may be under way.
+    pub(super) fn number(&self) -> Option<u16> {
+        (self.len() < MESSAGES).then_some(self.next)
     }
 
-    /// Something is under way at a free place.
-    pub(super) fn begin(&mut self, place: usize, flight: Flight) {
-        if let Some(f) = self.all.get_mut(place) {
-            *f = flight;
-            self.busy |= 1 << place;
-        }
+    /// Whether the next one is to be signalled in any case.
+    pub(super) fn must_signal(&self) -> bool {
+        self.unsignalled + 1 >= Self::SIGNAL_EVERY
     }
 
-    /// What was under way there has completed.
-    pub(super) fn end(&mut self, place: usize) -> Option<Flight> {
-        let flight = *self.all.get(place)?;
-        let busy = self.busy >> place & 1 == 1;
-        self.busy &= !(1 << place);
-        busy.then_some(flight)
+    /// The next one is under way; [`Flights::number`] has said that there is room.
+    pub(super) fn begin(&mut self, flight: Flight, signalled: bool) {
+        *self.place(self.next) = flight;
+        self.next = self.next.wrapping_add(1);
+        self.unsignalled = if signalled { 0 } else { self.unsignalled + 1 };
+    }
+
+    /// The one of this number has completed. Gives those that have so ended, one at each call.
+    pub(super) fn end(&mut self, number: u16) -> Option<Flight> {
+        let ended = u32::from(number.wrapping_sub(self.first)) < self.len();
+        let flight = *self.place(self.first);
+        self.first = self.first.wrapping_add(ended.into());
+        self.unsignalled = self.unsignalled.min(self.len() as u16);
+        ended.then_some(flight)
+    }
+
+    fn place(&mut self, number: u16) -> &mut Flight {
+        &mut self.all[usize::from(number) % MESSAGES as usize]
     }
 
     /// How many are under way.
     pub(super) fn len(&self) -> u32 {
-        self.busy.count_ones()
+        u32::from(self.next.wrapping_sub(self.first))
+    }
+
+    /// Whether the last one completes without a word.
+    pub(super) fn is_silent(&self) -> bool {
+        self.unsignalled > 0
     }
 
     /// Those under way.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Flight> {
-        let mut left = self.busy;
-        core::iter::from_fn(move || {
-            let place = left.trailing_zeros() as usize;
-            let flight = self.all.get(place)?;
-            left &= left - 1;
-            Some(flight)
-        })
+        let numbers = (0..self.len() as u16).map(|n| self.first.wrapping_add(n));
+        numbers.filter_map(|n| self.all.get(usize::from(n) % MESSAGES as usize))
     }
 }
 
@@ -296,20 +312,53 @@ impl State {
 mod tests {
     use super::*;
 
+    fn flight(token: u32) -> Flight {
+        let mark = Mark::default();
+        Flight { token, mark }
+    }
+
     #[test]
-    fn places_of_flights_are_used_again() {
-        let mut flights = Flights::default();
+    fn a_completion_ends_the_flights_before_it_in_order() {
+        // Numbers wrap meanwhile.
+        let mut flights = Flights {
+            first: u16::MAX - 1,
+            next: u16::MAX - 1,
+            ..Flights::default()
+        };
+        let mut last = 0;
         for token in 1..=MESSAGES {
-            let place = flights.free().unwrap();
-            let mark = Mark::default();
-            flights.begin(place, Flight { token, mark });
+            last = flights.number().unwrap();
+            flights.begin(flight(token), token == MESSAGES);
         }
-        assert_eq!((flights.free(), flights.len()), (None, MESSAGES));
-        assert_eq!(flights.end(5).map(|f| f.token), Some(6));
-        assert!(flights.end(5).is_none() && flights.end(99).is_none());
-        assert_eq!((flights.free(), flights.len()), (Some(5), MESSAGES - 1));
+        assert_eq!((flights.number(), flights.len()), (None, MESSAGES));
+        let third = u16::MAX.wrapping_add(1);
+        for token in 1..=3 {
+            assert_eq!(flights.end(third).map(|f| f.token), Some(token));
+        }
+        assert!(flights.end(third).is_none(), "it has ended already");
+        assert!(flights.end(last.wrapping_add(1)).is_none(), "not begun");
         let tokens: Vec<_> = flights.iter().map(|f| f.token).collect();
-        assert_eq!(tokens, [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+        assert_eq!(tokens, (4..=MESSAGES).collect::<Vec<_>>());
+        while flights.end(last).is_some() {}
+        assert_eq!(flights.len(), 0);
+    }
+
+    #[test]
+    fn one_in_four_writes_is_signalled() {
+        let mut flights = Flights::default();
+        let mut signals = Vec::new();
+        for n in 0..8 {
+            let signal = flights.must_signal();
+            flights.begin(flight(n), signal);
+            assert_eq!(flights.is_silent(), !signal);
+            signals.push(signal);
+        }
+        let one = [false, false, false, true];
+        assert_eq!(signals, [one, one].concat());
+        // A message is signalled always.
+        flights.begin(flight(8), false);
+        flights.begin(flight(9), true);
+        assert!(!flights.is_silent() && !flights.must_signal());
     }
 
     #[test]

@@ -180,10 +180,19 @@ impl QueuePair {
         signal: bool,
     ) -> core::result::Result<(), PostError> {
         let mut chain = self.chain::<WRITES>(writes, token)?;
-        let count = chain.length as u32;
-        if count == 0 {
+        if chain.length == 0 {
             return Err(PostError::Invalid);
         }
+        self.post_writes(&mut chain, token, signal)
+    }
+
+    fn post_writes<const N: usize>(
+        &self,
+        chain: &mut Chain<N>,
+        token: u32,
+        signal: bool,
+    ) -> core::result::Result<(), PostError> {
+        let count = chain.length as u32;
         let mut state = self.send_state();
         if !state.fits(count) {
             return Err(PostError::Full);
@@ -199,7 +208,7 @@ impl QueuePair {
             }
             .pack();
         }
-        self.post(&mut chain, &mut state, signal)
+        self.post(chain, &mut state, signal)
     }
 
     /// Whether [`QueuePair::send`] would take a short message and the most writes now.
@@ -208,34 +217,23 @@ impl QueuePair {
         state.place(0).is_some() && state.fits(WRITES as u32 + 1)
     }
 
-    /// Posts one WRITE with 32 bits of immediate data, signalled and solicited: the peer gets [`Event::Immediate`] out of
-    /// one packet where [`QueuePair::send`] takes two. Its completion is [`Event::Written`] with `token`.
+    /// Posts one WRITE with 32 bits of immediate data, solicited: the peer gets [`Event::Immediate`] out of one packet
+    /// where [`QueuePair::send`] takes two. With `signal`, its completion is [`Event::Written`] with `token`; without it as
+    /// with [`QueuePair::write`].
     pub fn write_immediate(
         &self,
         write: Write<'_>,
         data: u32,
         token: u32,
+        signal: bool,
     ) -> core::result::Result<(), PostError> {
         let mut chain = self.chain::<1>(&[write], token)?;
-        let mut state = self.send_state();
-        if !state.fits(1) {
-            return Err(PostError::Full);
-        }
         if let Some(request) = chain.last() {
             request.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
             request.imm_data_invalidated_rkey_union.imm_data = data.to_be();
-            request.send_flags |= (sys::ibv_send_flags::IBV_SEND_SIGNALED
-                | sys::ibv_send_flags::IBV_SEND_SOLICITED)
-                .0;
-            request.wr_id = WorkId {
-                token,
-                frees: state.frees(1),
-                kind: Kind::Write,
-                serial: self.serial.load(Relaxed),
-            }
-            .pack();
+            request.send_flags |= sys::ibv_send_flags::IBV_SEND_SOLICITED.0;
         }
-        self.post(&mut chain, &mut state, true)
+        self.post_writes(&mut chain, token, signal)
     }
 
     /// Places of the send queue in use, of [`super::SEND_DEPTH`].

@@ -36,10 +36,13 @@ impl Group {
             Some(Event::Immediate { data, length }) => {
                 self.written(pairs, state, lane, data, length);
             }
-            Some(Event::Sent(index) | Event::Written(index)) => {
-                let flights = state.flights.get_mut(lane);
-                if let Some(flight) = flights.and_then(|f| f.end(index as usize)) {
-                    self.acked(state, flight);
+            Some(Event::Sent(number) | Event::Written(number)) => {
+                // LLC messages have other numbers.
+                if let Ok(number) = u16::try_from(number) {
+                    let ended = |state: &mut State| state.flights.get_mut(lane)?.end(number);
+                    while let Some(flight) = ended(state) {
+                        acked(state, flight);
+                    }
                 }
             }
             None => {}
@@ -179,18 +182,14 @@ impl Group {
         }
         look
     }
+}
 
-    fn acked(&self, state: &mut State, f: Flight) {
-        let Some((slot, entry)) = state.entry(f.token) else {
-            return;
-        };
-        let cons = entry.conn.acked(f.mark);
+/// The peer's host has what was under way.
+fn acked(state: &mut State, f: Flight) {
+    if let Some((slot, entry)) = state.entry(f.token) {
+        entry.conn.acked(f.mark);
         if entry.conn.is_inquiring() && entry.conn.withholds() {
             state.stalled.set(slot);
-        }
-        let out = &self.link.block(slot).dir[0];
-        if out.rx.cons.swap(cons, SeqCst) != cons && out.tx.flags.load(Relaxed) & TX_BLOCKED != 0 {
-            self.tell_program(slot);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::fabric::verbs::{Failure, Wake, Write};
 use crate::link::Group;
 use crate::link::conn::{Local, Outgoing};
 use crate::link::pair::{self, Pair, Pairs};
-use crate::link::state::{Entry, Flight, Flights, State};
+use crate::link::state::{Entry, Flight, State};
 use crate::sys::NoCancel;
 
 impl Group {
@@ -50,6 +50,26 @@ impl Group {
         self.make_room(pairs, state);
     }
 
+    /// Has the completion come of what is under way, where it would not by itself: by a WRITE of nothing.
+    pub(super) fn have_told(&self, pairs: &Pairs, state: &mut State) {
+        for (lane, flights) in state.flights.iter_mut().enumerate() {
+            let works = state.failures.get(lane) == Some(&None) && flights.is_silent();
+            if let Some(pair) = pair::at(pairs, lane).filter(|_| works)
+                && let Some(number) = flights.number()
+            {
+                let nothing = Write {
+                    local: &[],
+                    address: 0,
+                    rkey: 0,
+                };
+                // Where the queue is full, there is something to complete.
+                if pair.qp.write(&[nothing], number.into(), true).is_ok() {
+                    flights.begin(Flight::default(), true);
+                }
+            }
+        }
+    }
+
     /// Sees to it that connections that wait for a place in the send queue get one, though the thread whose bytes they hold
     /// may never look again: completions that have come make room, and else the next one wakes a watcher.
     pub(super) fn make_room(&self, pairs: &Pairs, state: &mut State) {
@@ -76,10 +96,11 @@ impl Group {
             return;
         };
         let lane = entry.lane;
-        let place = state.flights.get(lane).and_then(Flights::free);
+        let flights = state.flights.get(lane);
+        let place = flights.and_then(|f| Some((f.number()?, f.must_signal())));
         let works = state.failures.get(lane) == Some(&None);
         let pair = pair::at(pairs, lane).filter(|pair| works && pair.qp.has_room());
-        let (Some(flight), Some(pair)) = (place, pair) else {
+        let (Some((number, must_signal)), Some(pair)) = (place, pair) else {
             state.stalled.set(slot);
             return;
         };
@@ -103,9 +124,10 @@ impl Group {
         // vain.
         let more = due.cdc.flags.failover_validation
             || entry.conn.is_inquiring() && entry.conn.withholds();
-        let posted = post(pair, entry, &due, flight as u32);
+        let signal = must_signal || due.immediate.is_none();
+        let posted = post(pair, entry, &due, number.into(), signal);
         let (token, mark) = (entry.token, due.mark);
-        state.flights[lane].begin(flight, Flight { token, mark });
+        state.flights[lane].begin(Flight { token, mark }, signal);
         state.counts.cdc_sent += 1;
         let written = due.writes.iter().map(|w| u64::from(w.len)).sum::<u64>();
         state.counts.bytes_written += written;
@@ -119,8 +141,9 @@ impl Group {
     }
 }
 
-/// Posts WRITEs and message in one go. False: the device refused.
-fn post(pair: &Pair, entry: &Entry, due: &Outgoing, index: u32) -> bool {
+/// Posts WRITEs and message in one go. `number` comes back with the completion, if there is one (`signal`; a message's
+/// always comes). False: the device refused.
+fn post(pair: &Pair, entry: &Entry, due: &Outgoing, number: u32, signal: bool) -> bool {
     let Some(region) = pair.mirror(entry.mirror.0) else {
         return false;
     };
@@ -141,11 +164,11 @@ fn post(pair: &Pair, entry: &Entry, due: &Outgoing, index: u32) -> bool {
     let writes = [write(a, 0), write(b, 1)];
     let count = pieces.iter().flatten().count();
     let posted = match due.immediate {
-        Some(data) => pair.qp.write_immediate(write(a, 0), data, index),
+        Some(data) => pair.qp.write_immediate(write(a, 0), data, number, signal),
         None => pair.qp.send(
             writes.get(..count).unwrap_or(&[]),
             &due.cdc.to_bytes(),
-            index,
+            number,
         ),
     };
     match posted {
