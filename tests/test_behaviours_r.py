@@ -4,6 +4,7 @@ import ctypes
 import os
 import select
 import socket
+import threading
 import time
 
 from harness.behave import check
@@ -468,4 +469,36 @@ def test_R11_stays_readable(t):
         assert not missed, (len(missed), missed[:5], looks)
         t.peer("c.sendall(b'. And more')")
         assert recv_exact(c, 16) == b"unread. And more"
+        c.close()
+
+
+@check()
+def test_R12_readable_while_another_thread_looks(t):
+    """What can be read can be read at every look of one thread while others look at it, too, or read some of it."""
+    for warm in (False, True):
+        c = t.pair(warm=warm)
+        t.peer("c.sendall(b'unread' * 20000)")
+        arrived(c, 120_000)
+        done = threading.Event()
+
+        def look():
+            while not done.is_set():
+                assert c.recv(6, socket.MSG_PEEK) == b"unread"
+                assert c.recv(6) == b"unread"
+
+        missed, looks, over = [], 0, time.monotonic() + 0.3
+        thread = bg(look)
+        with select.epoll() as epoll:
+            epoll.register(c, select.EPOLLIN)
+            while time.monotonic() < over and ioctl_int(c, FIONREAD) > 6000:
+                looks += 1
+                if not epoll.poll(0):
+                    missed.append("epoll")
+                if not polled(c):
+                    missed.append("poll")
+                if not select.select([c], [], [], 0)[0]:
+                    missed.append("select")
+        done.set()
+        thread.join()
+        assert not missed, (len(missed), missed[:5], looks)
         c.close()

@@ -25,7 +25,7 @@ impl Sock {
             return self.fixed_mask(want_out);
         }
         let mut m = 0;
-        let mut ask = force || self.rx.hint.load(Relaxed) != 0 || self.has(F_SHUT_RD | F_SHUT_WR);
+        let mut ask = force || self.has(F_SHUT_RD | F_SHUT_WR);
         let mut rx_kernel = false;
         {
             let Some(_g) = self.rx.lock.lock() else {
@@ -54,6 +54,8 @@ impl Sock {
             if self.rx.error.load(Relaxed) != 0 {
                 m |= IN | POLLERR;
             }
+            // Here, as the end of a recall leaves it under this lock: the bytes have gone to TCP.
+            ask |= self.rx.hint.load(Relaxed) != 0;
         }
         let tx_on_rmb = self.tx.switches.load(Relaxed) & 1 == 1;
         let mut kernel_out = false;
@@ -78,7 +80,7 @@ impl Sock {
             }
         }
         if ask {
-            self.rx.hint.store(0, SeqCst);
+            self.rx.look();
             if kernel_out {
                 // Before the look: what is sent after it must stand.
                 self.tx.full.store(0, SeqCst);
@@ -86,9 +88,7 @@ impl Sock {
             let k = sys::poll_now(fd, IN | POLLRDHUP | POLLPRI | OUT);
             let always = POLLRDHUP | POLLPRI | POLLERR | POLLHUP;
             m |= k & always;
-            if k & (IN | always) != 0 {
-                self.rx.hint.store(1, Relaxed);
-            }
+            self.rx.looked(k & (IN | always) != 0);
             if rx_kernel {
                 m |= k & IN;
             }

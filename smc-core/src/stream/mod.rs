@@ -187,7 +187,7 @@ pub struct Rx {
     kept: AtomicU32,
     /// Ticket of the last recall that the peer has answered.
     pub(crate) recall_done: AtomicU32,
-    /// The kernel may have something to say: FIN, RST, bytes.
+    /// Not 0: the kernel may have something to say: FIN, RST, bytes. See [`Rx::look`].
     hint: AtomicU32,
     /// Empty reads since the kernel was last asked.
     empty: AtomicU32,

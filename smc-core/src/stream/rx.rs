@@ -44,10 +44,29 @@ pub(super) enum RingEnd {
     Retry,
 }
 
+/// Values of [`super::Rx`]'s hint beside 0.
+const HINT: u32 = 1;
+const LOOKING: u32 = 2;
+
 impl super::Rx {
     /// Has the kernel asked at the next look.
     pub(crate) fn hint_now(&self) {
-        self.hint.store(1, SeqCst);
+        self.hint.store(HINT, SeqCst);
+    }
+
+    /// The kernel is about to be asked. Others ask it as well meanwhile, as it may have more than this look takes.
+    pub(super) fn look(&self) {
+        self.hint.store(LOOKING, SeqCst);
+    }
+
+    /// It has been asked, and has or may have more, or has nothing: then it need not be asked again, unless it has reported
+    /// something since, or somebody has found more.
+    pub(super) fn looked(&self, more: bool) {
+        if more {
+            self.hint.store(HINT, Relaxed);
+        } else {
+            let _ = self.hint.compare_exchange(LOOKING, 0, SeqCst, Relaxed);
+        }
     }
 }
 
@@ -364,7 +383,7 @@ impl Sock {
             return Err(Errno::EAGAIN);
         }
         self.rx.empty.store(0, Relaxed);
-        self.rx.hint.store(0, SeqCst);
+        self.rx.look();
         let mut byte = 0u8;
         let v = iovec {
             iov_base: (&raw mut byte).cast(),
@@ -375,6 +394,7 @@ impl Sock {
             None => unsafe { sys::recv(fd, &[v], MSG_PEEK | MSG_DONTWAIT) },
             Some(e) => Err(e),
         };
+        self.rx.looked(r.is_ok());
         // What the peer did before it ended the connection may have come after our look at the ring.
         let still = self.locate()? == Want::RingEmpty;
         match r {
@@ -386,14 +406,11 @@ impl Sock {
                 self.owe_error(e);
                 Ok(RingEnd::Retry)
             }
-            Ok(n) => {
-                self.rx.hint.store(1, Relaxed);
-                Ok(match (still, n) {
-                    (false, _) => RingEnd::Retry,
-                    (true, 0) => RingEnd::Eof,
-                    (true, _) => RingEnd::Foreign,
-                })
-            }
+            Ok(n) => Ok(match (still, n) {
+                (false, _) => RingEnd::Retry,
+                (true, 0) => RingEnd::Eof,
+                (true, _) => RingEnd::Foreign,
+            }),
         }
     }
 
@@ -433,14 +450,11 @@ impl Sock {
                 }
             }
         }
-        // Cleared before the read: a report of the kernel's that comes later must stand.
-        self.rx.hint.store(0, SeqCst);
+        self.rx.look();
         // SAFETY: the caller's list.
         let r = unsafe { self.recv_tcp(fd, iov, skip, skip + want, total, flags) };
         dir.rx.unbounded.store(0, Release);
-        if r != Err(Errno::EAGAIN) {
-            self.rx.hint.store(1, Relaxed);
-        }
+        self.rx.looked(r != Err(Errno::EAGAIN));
         match r {
             Ok(n) if n > 0 && flags & (MSG_PEEK | libc::MSG_OOB) != 0 => {}
             Ok(n) if n > 0 => {
