@@ -5,7 +5,7 @@
 //! dispatch lock, which everybody who looks holds, so it can be freed afterwards.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 
 use super::Group;
 use crate::stream::Owner;
@@ -20,6 +20,22 @@ static TABLE: [AtomicPtr<Group>; GROUPS] =
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Looks at completion queues by threads other than the engine's; lets the engine see that it is not needed.
 static POLLS: AtomicU32 = AtomicU32::new(0);
+
+/// Something was posted since devices were last let work.
+static POSTED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that something was posted.
+pub(super) fn posted() {
+    POSTED.store(true, Relaxed);
+}
+
+/// The calling thread is about to sleep, on the only core. A device that is made of software (soft-RoCE) sends by a kernel
+/// thread, which could not run until then: it goes first, and what prepares the sleep is done while the peer is at work.
+pub fn let_devices_work() {
+    if POSTED.load(Relaxed) && POSTED.swap(false, Relaxed) {
+        sys::sched_yield();
+    }
+}
 
 /// Looks at the completion queues of all link groups, and routes what has arrived; signals may be sent. One load
 /// when there are none. True: something has. Not under a stream's locks: see [`poll_inside`].

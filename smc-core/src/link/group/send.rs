@@ -4,10 +4,10 @@ use core::sync::atomic::Ordering::{Acquire, SeqCst};
 use core::sync::atomic::fence;
 
 use crate::fabric::verbs::{Failure, Wake, Write};
-use crate::link::Group;
 use crate::link::conn::{Local, Outgoing};
 use crate::link::pair::{self, Pair, Pairs};
 use crate::link::state::{Entry, Flight, State};
+use crate::link::{Group, table};
 use crate::sys::NoCancel;
 
 impl Group {
@@ -126,6 +126,7 @@ impl Group {
             || entry.conn.is_inquiring() && entry.conn.withholds();
         let signal = must_signal || due.immediate.is_none();
         let posted = post(pair, entry, &due, number.into(), signal);
+        table::posted();
         let (token, mark) = (entry.token, due.mark);
         state.flights[lane].begin(Flight { token, mark }, signal);
         state.counts.cdc_sent += 1;
