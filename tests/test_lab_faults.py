@@ -60,7 +60,7 @@ got""", size=size, messages=messages, seed=seed)
 def test_roce_loss(t):
     """RoCE packets are lost at the receiver."""
     t.fault("roce-loss", "3%")
-    transfer(t, 4 << 20, 300)
+    transfer(t, 2 << 20, 200)
     t.fault("roce-loss", "0%")
 
 
@@ -68,7 +68,7 @@ def test_roce_loss(t):
 def test_loss(t):
     """Frames of all kinds are lost: those of TCP and of the handshake, too."""
     t.fault("loss", "2%")
-    transfer(t, 4 << 20, 200)
+    transfer(t, 2 << 20, 150)
     for number in range(5):
         c = t.pair("c")
         c.sendall(b"%d" % number)

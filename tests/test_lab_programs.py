@@ -174,12 +174,12 @@ def test_iperf3(t):
     t.peer("iperf3 = Service(['iperf3', '-s', '-B', OWN, '-p', 7021], 7021)")
     for options in ([], ["-R"], ["--bidir"], ["-P", 3]):
         with Watched(packets=200):
-            end = json.loads(run("iperf3", "-c", PEER, "-p", 7021, "-t", 2, "-J", *map(str, options)))
+            end = json.loads(run("iperf3", "-c", PEER, "-p", 7021, "-t", 1, "-J", *map(str, options)))
         assert "error" not in end, end["error"]
         end = end["end"]
         for direction in ("", "_bidir_reverse") if "--bidir" in options else ("",):
             sent, received = end[f"sum_sent{direction}"]["bytes"], end[f"sum_received{direction}"]["bytes"]
-            assert 500_000 < received <= sent, (options, sent, received)
+            assert 250_000 < received <= sent, (options, sent, received)
     t.peer("iperf3.stop((0, 1))")
 
 
@@ -240,8 +240,8 @@ async def client(number, few, all_open):
     await writer.wait_closed()
 async def main():
     # A handshake takes some milliseconds in an emulated machine, and whoever waits too long gets TCP.
-    few, all_open = asyncio.Semaphore(10), asyncio.Barrier(100)
-    await asyncio.gather(*(client(number, few, all_open) for number in range(100)))
+    few, all_open = asyncio.Semaphore(10), asyncio.Barrier(int(sys.argv[3]))
+    await asyncio.gather(*(client(number, few, all_open) for number in range(all_open.parties)))
     print("all done")
 asyncio.run(main())
 """
@@ -249,10 +249,10 @@ asyncio.run(main())
 
 @check(seconds=90)
 def test_asyncio(t):
-    """A hundred connections at once between two event loops, over IPv4 and then IPv6."""
-    for host, port in (("PEER", 7041), ("PEER6", 7042)):
+    """A hundred connections at once between two event loops, over IPv4, and then some over IPv6."""
+    for host, port, count in (("PEER", 7041, 100), ("PEER6", 7042, 20)):
         peer = PEER if host == "PEER" else PEER6
         t.peer(f"echo_server = Service([sys.executable, '-c', ECHO, {host.replace('PEER', 'OWN')}, port], port)", port=port)
         with Watched():
-            assert run(sys.executable, "-c", CLIENTS, peer, port) == "all done\n"
+            assert run(sys.executable, "-c", CLIENTS, peer, port, count) == "all done\n"
         t.peer("echo_server.stop((-15,))")
