@@ -502,3 +502,33 @@ def test_R12_readable_while_another_thread_looks(t):
         thread.join()
         assert not missed, (len(missed), missed[:5], looks)
         c.close()
+
+
+@check()
+def test_R13_as_much_under_way_as_with_tcp(t):
+    """Two ends that both send a megabyte by non-blocking calls before they read get done: TCP has room for it."""
+    whole = chance.randbytes(1 << 20)
+    act = """
+def send_whole(c, whole):
+    c.setblocking(False)
+    left = memoryview(whole)
+    with select.epoll() as epoll:
+        epoll.register(c, select.EPOLLOUT)
+        while left:
+            assert epoll.poll(3), f"{len(left)} bytes can't be sent"
+            try:
+                left = left[c.send(left):]
+            except BlockingIOError:
+                pass
+    c.setblocking(True)
+"""
+    exec(act, globals())
+    t.peer(act)
+    for warm in (True, False):
+        c = t.pair(warm=warm)
+        t.start("send_whole(c, whole)", whole=whole)
+        send_whole(c, whole)  # noqa: F821  (made above)
+        t.join()
+        assert recv_exact(c, len(whole)) == whole
+        assert t.peer("recv_exact(c, len(whole)) == whole")
+        c.close()

@@ -46,7 +46,7 @@ static ADDED: Counters = Counters::new();
 const WORK_CANDIDATE: u32 = 1;
 /// Recalled bytes wait for room in the TCP socket.
 const WORK_WRITABLE: u32 = 2;
-/// The ring is too full for a sender with TCP_USER_TIMEOUT.
+/// The ring is too full for its sender.
 const WORK_FULL: u32 = 32;
 
 const IDLE: u32 = 0;

@@ -10,8 +10,8 @@ use crate::sys;
 pub(super) struct FullRing {
     index: u32,
     generation: u32,
-    /// Up to where it was read at the last look.
-    read: u64,
+    /// Up to where it was read at the last look, if its sender waited then.
+    read: Option<u64>,
     /// Time of the next look, ns.
     at: u64,
 }
@@ -39,14 +39,12 @@ impl Engine {
         if self.full_rings.iter().any(known) {
             return;
         }
-        if let Some(read) = s.tend_full(None) {
-            self.full_rings.push(FullRing {
-                index,
-                generation,
-                read,
-                at: sys::now_ns() + s.spill_after_ns(),
-            });
-        }
+        self.full_rings.push(FullRing {
+            index,
+            generation,
+            read: s.full_at(),
+            at: sys::now_ns() + s.spill_after_ns(),
+        });
     }
 
     /// Looks at full rings whose time has come. Returns when to look again, in milliseconds; `None`: no need to.
@@ -65,11 +63,9 @@ impl Engine {
             if s.generation.load(Relaxed) != f.generation {
                 return false;
             }
-            let Some(read) = s.tend_full(Some(f.read)) else {
-                return false;
-            };
-            (f.read, f.at) = (read, now + s.spill_after_ns());
-            true
+            f.read = s.tend_full(f.read);
+            f.at = now + s.spill_after_ns();
+            f.read.is_some()
         });
         let at = self.full_rings.iter().map(|f| f.at).min()?;
         Some(i32::try_from(at.saturating_sub(now).div_ceil(1_000_000)).unwrap_or(i32::MAX))

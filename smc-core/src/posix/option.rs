@@ -9,8 +9,7 @@ use super::{fail, pin};
 use crate::fds::Entry;
 use crate::observe::Reason;
 use crate::stream::{
-    F_LISTENER, F_NONBLOCK, F_RX_NEVER_WAITS, F_TCP_ONLY, F_TIMEOUT, F_TX_NEVER_WAITS,
-    F_USER_TIMEOUT, Sock,
+    F_LISTENER, F_NONBLOCK, F_RX_NEVER_WAITS, F_TCP_ONLY, F_TIMEOUT, F_TX_NEVER_WAITS, Sock,
 };
 use crate::sys::{self, Errno};
 
@@ -231,11 +230,6 @@ pub unsafe fn setsockopt(
         set_flag(s, never_waits, seconds < 0);
         set_flag(s, F_TIMEOUT, true);
     }
-    if level == libc::IPPROTO_TCP && name == libc::TCP_USER_TIMEOUT {
-        set_flag(s, F_USER_TIMEOUT, v != 0);
-        // Somebody may be waiting for room already.
-        s.watch_full();
-    }
     if is_tcp_only(level, name, v) {
         pin(s, Reason::UnsupportedOption);
     }
@@ -270,8 +264,7 @@ const INHERITED: [c_int; 9] = [
 ];
 
 /// Flags of a stream that say what options are set, which accepted sockets inherit.
-pub(super) const OPTIONS: u32 =
-    F_TIMEOUT | F_TCP_ONLY | F_USER_TIMEOUT | F_RX_NEVER_WAITS | F_TX_NEVER_WAITS;
+pub(super) const OPTIONS: u32 = F_TIMEOUT | F_TCP_ONLY | F_RX_NEVER_WAITS | F_TX_NEVER_WAITS;
 
 /// Those of a socket whose options were set by somebody else. (A negative time-out can't be told from none.)
 pub(super) fn unknown_options(fd: c_int) -> u32 {
@@ -279,9 +272,5 @@ pub(super) fn unknown_options(fd: c_int) -> u32 {
         sys::getsockopt::<c_int>(fd, libc::SOL_SOCKET, *name)
             .is_ok_and(|value| is_tcp_only(libc::SOL_SOCKET, *name, value))
     });
-    let user_timeout = sys::getsockopt::<c_int>(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
-    let flag = |on, flag| if on { flag } else { 0 };
-    F_TIMEOUT
-        | flag(tcp_only, F_TCP_ONLY)
-        | flag(user_timeout.is_ok_and(|ms| ms != 0), F_USER_TIMEOUT)
+    F_TIMEOUT | if tcp_only { F_TCP_ONLY } else { 0 }
 }

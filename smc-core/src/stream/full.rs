@@ -1,30 +1,37 @@
-//! A ring that stays full, where TCP_USER_TIMEOUT is set.
+//! A ring that stays full.
 //!
-//! The option ends a connection whose peer takes nothing of what is sent for so long. The kernel does that for bytes that
-//! it has. A ring is the peer's memory: what is in it has arrived. When it stays full, the sender goes on by TCP, as a
-//! blocked one does in any case, and the kernel's time begins.
+//! TCP has room for megabytes on their way, more than a ring, and programs count on that without knowing it: two that
+//! both write before they read. So when nobody reads from a full ring for a while, its sender goes on by TCP. A blocked
+//! sender does that by itself (`wait`); for those that poll, or do something else meanwhile, the engine looks. The kernel's
+//! TCP_USER_TIMEOUT then counts as well, for bytes that it has: a ring is the peer's memory, and what is in it has arrived.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::{F_SHUT_WR, F_USER_TIMEOUT, Sock};
+use super::{F_SHUT_WR, Sock};
 use crate::engine;
 use crate::fabric::shm::TX_BLOCKED;
 
 impl Sock {
-    /// The sender has asked to be told of room in the ring: the engine shall see whether it comes.
+    /// The sender has asked to be told of room in the ring: the engine shall see whether it comes. It looks some time
+    /// later, so that a sender which often waits for short calls it seldom.
     #[inline]
     pub(super) fn asked_for_room(&self) {
-        if self.has(F_USER_TIMEOUT) {
+        if self.tx.watched.load(Relaxed) == 0 && !self.fixed() {
             self.watch_full();
         }
     }
 
-    /// The engine shall see whether the ring stays full, if it is.
     #[cold]
-    pub fn watch_full(&self) {
-        if self.managed() && !self.fixed() && self.tx.watched.swap(1, SeqCst) == 0 {
+    fn watch_full(&self) {
+        if self.managed() && self.tx.watched.swap(1, SeqCst) == 0 {
             engine::watch_full(self);
         }
+    }
+
+    /// Up to where the ring is read, if its sender waits for room. Engine.
+    pub(crate) fn full_at(&self) -> Option<u64> {
+        let _g = self.tx.lock.lock()?;
+        self.full_at_locked()
     }
 
     /// Looks at the ring of a sender that waits for room. If nobody has read from it since it was read up to `before`,
@@ -32,14 +39,14 @@ impl Sock {
     pub(crate) fn tend_full(&self, before: Option<u64>) -> Option<u64> {
         let _g = self.tx.lock.lock()?;
         let read = self
-            .full_at()
+            .full_at_locked()
             .filter(|at| before != Some(*at) || !self.spill_tx());
         self.tx.watched.store(u32::from(read.is_some()), SeqCst);
         read
     }
 
-    /// Up to where a ring that has too little room for a waiting sender is read. Under `tx.lock`.
-    fn full_at(&self) -> Option<u64> {
+    /// As [`Sock::full_at`], under `tx.lock`.
+    fn full_at_locked(&self) -> Option<u64> {
         let on_rmb = self.managed() && !self.fixed() && self.tx.switches.load(Relaxed) & 1 == 1;
         if !on_rmb || self.has(F_SHUT_WR) || self.peer_left() {
             return None;

@@ -98,8 +98,6 @@ const F_AWAITED: u32 = 8192;
 /// An option is set, or was on the listener, that only the kernel's TCP honours: pinned, and it leaves its link as soon as
 /// both directions are on TCP.
 pub const F_TCP_ONLY: u32 = 16384;
-/// TCP_USER_TIMEOUT is set, or was on the listener.
-pub const F_USER_TIMEOUT: u32 = 32768;
 /// An error is due at the next call, or was (see `due`).
 pub const F_ERROR: u32 = 65536;
 /// SO_RCVTIMEO was set to less than nothing, which reads as 0: a receiving call never waits.
@@ -109,7 +107,7 @@ pub const F_TX_NEVER_WAITS: u32 = 262_144;
 
 // Each flag has a bit of its own.
 const _: () = {
-    const ALL: [u32; 19] = [
+    const ALL: [u32; 18] = [
         F_NONBLOCK,
         F_LISTENER,
         F_INHERITED,
@@ -125,7 +123,6 @@ const _: () = {
         F_ONESHOT,
         F_AWAITED,
         F_TCP_ONLY,
-        F_USER_TIMEOUT,
         F_ERROR,
         F_RX_NEVER_WAITS,
         F_TX_NEVER_WAITS,
