@@ -286,3 +286,54 @@ for turn in range(4):
     late.shutdown(socket.SHUT_WR)
     assert recv_end(late) == b'late' * 5000""")
     reap(pid)
+
+
+@check()
+def test_X6_no_hole_for_the_successor(t):
+    """What a successor reads begins with the next unread byte, or there is an error: however the bytes have come, and whatever
+    the peer has done since."""
+    stream = b"".join(b"%08d" % number for number in range(50_000))
+
+    def successor(sock):
+        got = b""
+        try:
+            while len(got) < len(stream) and (part := sock.recv(1 << 16)):
+                got += part
+        except OSError as error:
+            assert error.errno in (errno.ECONNRESET, errno.ENOTCONN), error
+        assert stream.startswith(got), (got[:8], stream.find(got[:8]))
+
+    for last in ("", "linger(c, 1, 0)\nc.close()", "c.close()", "c.shutdown(socket.SHUT_WR)"):
+        for way in ("pass", "fork", "fork, pass", "exec", "fork, exec"):
+            c = t.pair(warm=True)
+            # More than a ring holds: what it doesn't take goes by TCP once it has been full for a while.
+            t.peer("c.sendall(stream)", stream=stream)
+            if last:
+                t.peer(last)
+                time.sleep(0.05)
+
+            def passed():
+                ours, theirs = socket.socketpair()
+                socket.send_fds(ours, [b"x"], [c.fileno()])
+                c.close()
+                successor(socket.socket(fileno=socket.recv_fds(theirs, 1, 1)[1][0]))
+
+            def replaced():
+                os.dup2(c.fileno(), 0)
+                program = ("import os, sys\ngot = b''\ntry:\n    while len(got) < 400000 and (part := os.read(0, 65536)):\n"
+                           "        got += part\nexcept OSError as error:\n    assert error.errno in (104, 107), error\n"
+                           "assert b''.join(b'%08d' % n for n in range(50000)).startswith(got), got[:8]\n")
+                os.execv(sys.executable, [sys.executable, "-S", "-c", program])
+            if way == "pass":
+                passed()
+            elif way == "exec":
+                # (As the child of a fork whose parent never used it: it has the connection for itself.)
+                reap(forked(replaced))
+            elif way == "fork":
+                reap(forked(lambda: successor(c)))
+            elif way == "fork, pass":
+                reap(forked(passed))
+            else:
+                reap(forked(lambda: reap(forked(replaced))))
+            c.close()
+            t.peer("c.close()")

@@ -222,13 +222,30 @@ pub fn disconnect(fd: c_int) -> Result<()> {
     .map(drop)
 }
 
-/// Puts a TCP socket that was never connected into the place of `fd`, which exec(2) will not close.
+/// Throws away what a TCP socket has received that nothing more will come to. An error stays due.
+pub fn discard_received(fd: c_int) {
+    const DISCARD: c_int = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    while let Ok(n @ 1..) = ioctl_int(fd, libc::FIONREAD) {
+        let v = iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: n as usize,
+        };
+        // SAFETY: MSG_TRUNC on TCP writes nothing (tcp(7)).
+        if !matches!(unsafe { recv(fd, &[v], DISCARD) }, Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// Puts a TCP socket that was never connected into the place of `fd`. Whether exec(2) closes that stays the same.
 pub fn unplug(fd: c_int) -> Result<()> {
+    let closes = fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC != 0;
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: touches no memory.
     let fresh = unsafe { syscall!(Sysno::socket, libc::AF_INET, kind, 0) }? as c_int;
+    let flags = if closes { libc::O_CLOEXEC } else { 0 };
     // SAFETY: as above.
-    let done = unsafe { syscall!(Sysno::dup3, fresh, fd, 0) };
+    let done = unsafe { syscall!(Sysno::dup3, fresh, fd, flags) };
     close(fresh);
     done.map(drop)
 }

@@ -51,22 +51,29 @@ fn inheritable(s: &'static Sock) -> bool {
     let mut yes = false;
     fds::each(0, u32::MAX, |fd, e| {
         if matches!(e, Entry::Sock(x) if core::ptr::eq(x, s)) {
-            yes |= sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
+            yes |= survives_exec(fd);
         }
     });
     yes
 }
 
-/// In the child of a fork: the next program must not take a connection that stayed with the parent for a silent
-/// one, so it finds a socket that is not connected.
-fn unplug(s: &'static Sock) {
+/// In the child of a fork, of which the kernel doesn't hold the whole stream: who gets the connection from here must take it
+/// neither for a silent one nor read a stream with a hole, so it finds a socket that is not connected.
+fn unplug_broken(which: impl Fn(i32) -> bool) {
     fds::each(0, u32::MAX, |fd, e| {
-        if matches!(e, Entry::Sock(x) if core::ptr::eq(x, s))
-            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+        if let Entry::Sock(s) = e
+            && s.has(F_BROKEN)
+            && s.state.load(SeqCst) == PLAIN
+            && which(fd)
         {
             let _ = sys::unplug(fd);
         }
     });
+}
+
+/// Whether a descriptor survives exec.
+fn survives_exec(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
 }
 
 /// fork(2), and what stands in for vfork(2).
@@ -129,11 +136,7 @@ fn child() {
 pub fn before_exec() {
     let before = sys::errno();
     let list = downgrade(inheritable, |d| d.reset(Reason::Inherited));
-    stream::POOL.each(|_, s| {
-        if s.has(F_BROKEN) && s.state.load(SeqCst) == PLAIN {
-            unplug(s);
-        }
-    });
+    unplug_broken(survives_exec);
     // What was written by RDMA ends with this program.
     table::flush();
     if !list.is_empty()
@@ -161,6 +164,7 @@ pub fn before_spawn(has_file_actions: bool) {
         |s| !s.fixed() && (has_file_actions || inheritable(s)),
         |d| d.reset(Reason::Inherited),
     ));
+    unplug_broken(|fd| has_file_actions || survives_exec(fd));
     sys::set_errno(Errno::new(before));
 }
 
@@ -206,6 +210,7 @@ pub unsafe fn sending_fds(msg: *const msghdr) {
                     d.reset(Reason::PassedFd);
                 }
                 d.finish();
+                unplug_broken(|broken| broken == fd);
             }
         });
     }

@@ -484,12 +484,13 @@ impl Sock {
         if self.fixed() {
             self.break_off(fd);
         } else if crate::fds::is_sock(fd, self) {
-            let linger = libc::linger {
-                l_onoff: 1,
-                l_linger: 0,
-            };
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-            let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+            // Another process image may read from it, which must not find what lies behind bytes that only we have.
+            match sys::TcpInfo::of(fd) {
+                Ok(info) if info.closed() => sys::discard_received(fd),
+                _ => {
+                    let _ = sys::disconnect(fd);
+                }
+            }
         }
         Errno::ECONNRESET
     }
