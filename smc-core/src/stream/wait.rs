@@ -1,7 +1,7 @@
 //! Blocking: look, spin, sleep.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use core::sync::atomic::fence;
+use core::sync::atomic::{AtomicU64, fence};
 
 use libc::{POLLIN, POLLOUT, pollfd, timespec, timeval};
 
@@ -17,6 +17,20 @@ const SLICE_NS: u64 = 2_000_000;
 /// Spinning goes on for this long before the core is offered to others. Where both ends share a core this bounds
 /// what spinning costs; where they don't, the answer of a quick peer is there before.
 const YIELD_AFTER_NS: u64 = 1_000;
+
+/// A yield that takes so long has given the core to somebody who doesn't give it back: ns.
+const LONG_YIELD_NS: u64 = 500_000;
+/// Where fewer spins than this have come between two of those, they cost more than spinning wins.
+const SPINS_APART: u64 = 64;
+/// For so many times what the last one took nobody yields then: so the next one costs a twentieth at most.
+const PAUSE: u64 = 20;
+/// How long is spun meanwhile, ns.
+const CONTENDED_SPIN_NS: u64 = 3_000;
+
+/// Until when cores are taken to be busy with others, ns.
+static CONTENDED: AtomicU64 = AtomicU64::new(0);
+/// Count of spins at the last long yield.
+static SPINS_BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// One blocking call's waiting.
 pub struct Wait<'a> {
@@ -336,8 +350,10 @@ pub fn wait_for(fd: i32, events: i16) -> Result<()> {
     }
 }
 
-/// Spins until `ready`, at most `budget` ns. Yields now and then, so that a peer on the same core runs. Where spinning is
-/// never worth anything, as there is one core, only what a device has to send is let go first.
+/// Spins until `ready`, at most `budget` ns. Yields now and then, so that a peer on the same core runs. Where others keep
+/// the core when they get it, nobody yields: a thread that is woken runs soon, as with TCP, but one that yields only in its
+/// turn, milliseconds later. Then it spins for as long as the answer of a peer takes that is just running, and sleeps.
+/// Where spinning is never worth anything, as there is one core, only what a device has to send is let go first.
 pub fn spin(start: u64, budget: u64, ready: impl Fn() -> bool) -> bool {
     if budget == 0 {
         if engine::spin_ns() == 0 {
@@ -345,6 +361,12 @@ pub fn spin(start: u64, budget: u64, ready: impl Fn() -> bool) -> bool {
         }
         return ready();
     }
+    let contended = start < CONTENDED.load(Relaxed);
+    let budget = if contended {
+        budget.min(CONTENDED_SPIN_NS)
+    } else {
+        budget
+    };
     node::COUNTERS.spins.fetch_add(1, Relaxed);
     let mut next_yield = start + YIELD_AFTER_NS;
     loop {
@@ -359,9 +381,17 @@ pub fn spin(start: u64, budget: u64, ready: impl Fn() -> bool) -> bool {
         if now - start >= budget {
             return ready();
         }
-        if now >= next_yield {
+        if now >= next_yield && !contended {
             sys::sched_yield();
-            next_yield = sys::now_ns() + YIELD_AFTER_NS;
+            let after = sys::now_ns();
+            if after - now > LONG_YIELD_NS {
+                let spins = node::COUNTERS.spins.load(Relaxed);
+                if spins - SPINS_BEFORE.swap(spins, Relaxed).min(spins) < SPINS_APART {
+                    CONTENDED.store(after + PAUSE * (after - now), Relaxed);
+                }
+                return ready();
+            }
+            next_yield = after + YIELD_AFTER_NS;
         }
     }
 }
