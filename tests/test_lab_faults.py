@@ -56,6 +56,7 @@ got""", size=size, messages=messages, seed=seed)
     assert t.peer("recv_end(bulk), recv_end(small)") == (b"", b"")
 
 
+@pytest.mark.long
 @check(seconds=60, boot="loss")
 def test_roce_loss(t):
     """RoCE packets are lost at the receiver."""
