@@ -178,10 +178,8 @@ impl Sock {
                 }
                 self.take_some(fd, want, more, &mut take)
             };
-            match r {
-                Err(FROZEN) if self.thaws() => {}
-                Err(FROZEN) => break Err(Errno::EAGAIN),
-                r => break r,
+            if let Some(r) = self.unless_thawed(r) {
+                break r;
             }
         };
         if self.has(F_LEFT) {

@@ -8,7 +8,6 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
-use super::rx::FROZEN;
 use super::wait::Wait;
 use super::{F_LEFT, F_NONBLOCK, F_URGENT, Sock};
 use crate::fabric::shm::LOG;
@@ -124,10 +123,8 @@ impl Sock {
                 }
                 self.signal_urgent();
             }
-            let r = match r {
-                Err(FROZEN) if self.thaws() => continue,
-                Err(FROZEN) => Err(Errno::EAGAIN),
-                r => r,
+            let Some(r) = self.unless_thawed(r) else {
+                continue;
             };
             match r {
                 Ok(0) => return Ok(0),

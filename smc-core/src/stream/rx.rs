@@ -129,10 +129,8 @@ impl Sock {
                 }
                 self.signal_urgent();
             }
-            let r = match r {
-                Err(FROZEN) if self.thaws() => continue,
-                Err(FROZEN) => Err(Errno::EAGAIN),
-                r => r,
+            let Some(r) = self.unless_thawed(r) else {
+                continue;
             };
             match r {
                 Ok(0) => return Ok(done),
@@ -157,11 +155,22 @@ impl Sock {
         }
     }
 
+    /// What a receiving call goes on with: `None` if it found a recall under way ([`FROZEN`]) that has ended now, so that it
+    /// has to look again. Without locks.
+    #[inline]
+    pub(super) fn unless_thawed(&self, r: Result<usize>) -> Option<Result<usize>> {
+        match r {
+            Err(FROZEN) if self.thaws() => None,
+            Err(FROZEN) => Some(Err(Errno::EAGAIN)),
+            r => Some(r),
+        }
+    }
+
     /// Waits for the end of a recall, without locks. TCP has what it has announced, so a call that doesn't wait waits for
     /// this as well: microseconds, while the peer answers. False: it takes too long, or this is a signal handler that
     /// has interrupted who recalls.
     #[cold]
-    pub(super) fn thaws(&self) -> bool {
+    fn thaws(&self) -> bool {
         (0..THAW_LOOKS).any(|_| {
             sys::sleep_us(THAW_US);
             self.rx.frozen.load(Relaxed) == 0
