@@ -55,7 +55,6 @@ impl Sock {
         self.rx.passed.store(0, Relaxed);
         self.rx.hint.store(1, Relaxed);
         self.rx.frozen.store(0, Relaxed);
-        self.rx.kept.store(0, Relaxed);
         for (now, before) in [
             (&self.tx.rmb, &self.tx.rmb_before),
             (&self.rx.rmb, &self.rx.rmb_before),
@@ -252,7 +251,6 @@ impl Sock {
         // The parent sends what was recalled; this copy of it is leaked, as a forked child must not free.
         self.tx.backlog.store(core::ptr::null_mut(), Relaxed);
         self.rx.frozen.store(0, Relaxed);
-        self.rx.kept.store(0, Relaxed);
         for bytes in [
             &self.tx.rmb,
             &self.tx.rmb_before,

@@ -43,7 +43,7 @@ impl Sock {
                 Ok(Want::Tcp(_)) => rx_kernel = true,
                 Ok(Want::Frozen) => {
                     // What could be read before can be read, whichever way the bytes are just going.
-                    if self.rx.kept.load(Relaxed) != 0 {
+                    if self.rx.kept() {
                         m |= IN;
                     }
                     rx_kernel = true;

@@ -36,7 +36,7 @@ mod wait;
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::engine;
 use crate::fabric::shm::{ConnBlock, Direction};
@@ -180,8 +180,8 @@ pub struct Rx {
     pub passed: AtomicU32,
     /// Recalls under way: the RMB must not be read.
     frozen: AtomicU32,
-    /// Since the first of them there are bytes to read that were in the RMB.
-    kept: AtomicU32,
+    /// See [`Rx::kept`].
+    kept: AtomicBool,
     /// Ticket of the last recall that the peer has answered.
     pub(crate) recall_done: AtomicU32,
     /// Not 0: the kernel may have something to say: FIN, RST, bytes. See [`Rx::look`].
@@ -208,6 +208,20 @@ impl Rx {
     #[inline]
     pub(crate) fn off(&self) -> u64 {
         self.tcp.load(Relaxed).wrapping_add(self.rmb.load(Relaxed))
+    }
+
+    /// A recall begins; `readable`: there are bytes in the RMB. Under the lock.
+    fn freeze(&self, readable: bool) {
+        let first = self.frozen.fetch_add(1, SeqCst) == 0;
+        if first || readable {
+            self.kept.store(readable, Relaxed);
+        }
+    }
+
+    /// Whether recalls are under way and, since the first of them, there are bytes to read that were in the RMB. Under
+    /// the lock.
+    fn kept(&self) -> bool {
+        self.frozen.load(Relaxed) != 0 && self.kept.load(Relaxed)
     }
 }
 
@@ -321,7 +335,6 @@ impl Sock {
             &self.plain_tx,
             &self.ops,
             &self.rx.frozen,
-            &self.rx.kept,
             &self.rx.recall_done,
             &self.rx.hint,
             &self.rx.empty,

@@ -267,10 +267,8 @@ impl Sock {
             if !used || self.link().is_dead() {
                 return d;
             }
-            if matches!(self.locate_now(), Ok(Want::Ring(_))) {
-                self.rx.kept.store(1, Relaxed);
-            }
-            self.rx.frozen.fetch_add(1, SeqCst);
+            self.rx
+                .freeze(matches!(self.locate_now(), Ok(Want::Ring(_))));
             at = if empty { self.rx.off() } else { LEAVE_RING };
             (link, slot) = (self.link(), self.slot.load(Relaxed));
             if link.twin.load(Acquire).is_null() {
@@ -482,7 +480,7 @@ impl Downgrade {
     /// are to be so when reading goes on. Under `rx.lock`, on TCP.
     fn under_way(&self) -> bool {
         let (s, fd) = (self.sock, self.sock.fd.load(Relaxed));
-        s.rx.kept.load(Relaxed) != 0
+        s.rx.kept()
             && !s.link().is_dead()
             && sys::ioctl_int(fd, libc::FIONREAD) == Ok(0)
             && sys::poll_now(fd, libc::POLLRDHUP) == 0
@@ -544,9 +542,6 @@ impl Downgrade {
                 let _ =
                     s.rx.frozen
                         .fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
-                if s.rx.frozen.load(Relaxed) == 0 {
-                    s.rx.kept.store(0, Relaxed);
-                }
             }
             if !self.current() {
                 return;
