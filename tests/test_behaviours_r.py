@@ -385,6 +385,26 @@ while time.monotonic() < end:
 
 
 @check()
+def test_R9_ready_descriptors_hide_no_connection(t):
+    """A pipe that is never read does not hide a connection, whatever the program does between waits, even with maxevents 1."""
+    c = t.pair()
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    epoll = select.epoll()
+    epoll.register(reader, EPOLLIN)
+    epoll.register(c, EPOLLIN)
+    for most in (10, 1):
+        t.peer("c.sendall(b'bytes')")
+        arrived(c, 5)
+        seen = set()
+        for _ in range(20):
+            time.sleep(0.001)
+            seen |= {fd for fd, _ in epoll.poll(0, most)}
+        assert seen == {reader, c.fileno()}, (most, seen)
+        assert c.recv(10) == b"bytes"
+
+
+@check()
 def test_R10_closing_between_waits(t):
     """40 readable connections, some closed after each wait: no stale, lost or repeated event."""
     t.peer("l = listen()\nothers = []")

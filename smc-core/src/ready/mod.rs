@@ -18,7 +18,7 @@ mod wait;
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::lock::Lock;
@@ -89,6 +89,8 @@ pub struct Set {
     next: AtomicU32,
     /// When the kernel was last looked at, ns.
     looked: AtomicU64,
+    /// The next wait asks the rings before the kernel: there was no room for theirs the last time.
+    rings_first: AtomicBool,
     spin_ns: AtomicU32,
 }
 

@@ -129,14 +129,19 @@ impl Set {
         kept
     }
 
-    /// Reports what pushed registrations are ready for. Under no lock.
+    /// Reports what pushed registrations are ready for, after the `told` events that the kernel has reported; returns how
+    /// many it has added. Under no lock.
     ///
     /// # Safety
-    /// `evs` must be writable for `max` events.
-    unsafe fn harvest(&self, evs: *mut epoll_event, max: usize) -> usize {
-        let mut n = 0;
+    /// `evs` must be writable for `max` events, and hold `told`.
+    unsafe fn harvest(&self, evs: *mut epoll_event, told: usize, max: usize) -> usize {
+        let mut n = told;
         self.push_children();
-        if max == 0 || !self.ready.any() {
+        if !self.ready.any() {
+            return 0;
+        }
+        if n >= max {
+            self.rings_first.store(true, Relaxed);
             return 0;
         }
         let Some(_g) = self.lock.lock() else { return 0 };
@@ -148,14 +153,21 @@ impl Set {
             if reg.state.load(Relaxed) & (R_USED | R_MANAGED | R_DISARMED) != R_USED | R_MANAGED {
                 return true;
             }
-            let events = reg.events.load(Relaxed);
+            let (events, data) = (reg.events.load(Relaxed), reg.data.load(Relaxed));
+            // A connection that was taken over after the kernel had reported it: not twice in one answer.
+            // SAFETY: the caller's events.
+            if (0..told).any(|k| unsafe { *evs.add(k) }.u64 == data) {
+                self.ready.set(i);
+                self.rings_first.store(true, Relaxed);
+                return true;
+            }
             let got = reg.ready_for();
             if got == 0 {
                 return true;
             }
             let ev = epoll_event {
                 events: got,
-                u64: reg.data.load(Relaxed),
+                u64: data,
             };
             // SAFETY: n < max.
             unsafe { *evs.add(n) = ev };
@@ -169,7 +181,7 @@ impl Set {
             true
         });
         self.next.store(next, Relaxed);
-        n
+        n - told
     }
 
     /// # Safety
@@ -202,25 +214,20 @@ impl Set {
             }
             let start = sys::now_ns();
             let given_back = self.given_back.load(Relaxed);
+            // Whoever has left no room for the others comes after them the next time.
+            let due = start.saturating_sub(self.looked.load(Relaxed)) >= LOOK_EVERY_NS
+                && !self.rings_first.swap(false, Relaxed);
             let mut n = 0;
-            let due = start.saturating_sub(self.looked.load(Relaxed)) >= LOOK_EVERY_NS;
-            if due {
-                self.looked.store(start, Relaxed);
+            if !due {
                 // SAFETY: as promised.
-                n = unsafe { self.look(epfd, evs, max) }?;
+                n = unsafe { self.harvest(evs, 0, max) };
             }
-            // Not both in one answer: a connection that is being taken over could be in it twice.
             if n == 0 {
-                // SAFETY: as promised.
-                n = unsafe { self.harvest(evs, max) };
-            }
-            if n == 0 && !due {
                 self.looked.store(start, Relaxed);
                 // SAFETY: as promised.
-                n = unsafe { self.look(epfd, evs, max) }?;
-                if n == 0 {
-                    // SAFETY: as promised.
-                    n = unsafe { self.harvest(evs, max) };
+                unsafe {
+                    n = self.look(epfd, evs, max)?;
+                    n += self.harvest(evs, n, max);
                 }
             }
             if n > 0 {
