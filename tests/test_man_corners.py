@@ -208,3 +208,21 @@ def test_owner_of_descriptor_in_child(t):
     assert t.peer("recv_end(c)") == b"by the child"
     t.peer("c.sendall(b'yes')")
     reap(pid)
+
+
+@check()
+def test_bytes_for_an_end_that_is_shut_down(t):
+    """RFC 1122, 4.2.2.13: an end shut down both ways answers more bytes with a reset; what it had got before can be read."""
+    for steps in ((socket.SHUT_RDWR,), (socket.SHUT_RD, socket.SHUT_WR), (socket.SHUT_WR, socket.SHUT_RD)):
+        c = t.pair()
+        t.peer("c.sendall(b'before')")
+        arrived(c, 6)
+        for how in steps:
+            c.shutdown(how)
+        assert t.peer("c.send(b'more')") == 4
+        assert until(lambda: polled(c, 0) == select.POLLERR | select.POLLHUP, 1), steps
+        assert c.recv(100) == b"before"
+        fails(errno.ECONNRESET, c.recv, 100)
+        assert t.peer("fails(errno.EPIPE, c.send, b'more')") == errno.EPIPE
+        c.close()
+        t.peer("c.close()")

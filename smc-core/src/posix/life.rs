@@ -215,14 +215,17 @@ pub fn shutdown(e: Entry, fd: c_int, how: c_int, real: impl FnOnce() -> c_int) -
     if wr {
         s.drain_backlog();
     }
+    let done = if wr { F_SHUT_WR } else { 0 } | if how != libc::SHUT_WR { F_SHUT_RD } else { 0 };
+    const BOTH: u32 = F_SHUT_RD | F_SHUT_WR;
+    if s.managed() && !s.fixed() && (s.flags.load(Relaxed) | done) & BOTH == BOTH {
+        s.leave_reading();
+    }
     let r = {
         // No send of this direction may be under way: FIN comes after all its bytes.
         let _g = wr.then(|| s.tx.lock.lock());
         let r = real();
         if r == 0 {
-            let f =
-                if wr { F_SHUT_WR } else { 0 } | if how != libc::SHUT_WR { F_SHUT_RD } else { 0 };
-            s.flags.fetch_or(f, SeqCst);
+            s.flags.fetch_or(done, SeqCst);
             if wr && s.managed() {
                 s.out().tx.flags.fetch_or(TX_DONE, SeqCst);
                 s.tell_peer();

@@ -220,6 +220,20 @@ impl Sock {
         self.start_downgrade(None, false, true)
     }
 
+    /// Puts what we receive on TCP, as this end is about to be shut down in both directions: the kernel resets a connection on
+    /// which more comes then (RFC 1122, 4.2.2.13). What lies in the ring can be read. Waits for the peer, but not for one
+    /// that stands still.
+    pub fn leave_reading(&'static self) {
+        let d = self.start_downgrade(Some(Reason::Closed), false, false);
+        let _ = (0..400).any(|_| {
+            d.done().is_some() || {
+                sys::sleep_us(50);
+                false
+            }
+        });
+        d.finish();
+    }
+
     fn start_downgrade(&'static self, pin: Option<Reason>, both: bool, empty: bool) -> Downgrade {
         let until = sys::now_ns() + RECALL_TIMEOUT_NS;
         let mut d = Downgrade {
