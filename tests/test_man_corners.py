@@ -226,3 +226,16 @@ def test_bytes_for_an_end_that_is_shut_down(t):
         assert t.peer("fails(errno.EPIPE, c.send, b'more')") == errno.EPIPE
         c.close()
         t.peer("c.close()")
+
+
+@check()
+def test_receiving_nothing_waits_once(t):
+    """recv of no bytes on a blocking socket waits, and then gives 0 even if the time is over; recv of some says EAGAIN."""
+    c = t.pair()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+    began = time.monotonic()
+    assert c.recvmsg_into([bytearray(0)])[0] == 0
+    assert time.monotonic() - began > 0.04
+    fails(errno.EAGAIN, c.recv, 1)
+    c.setblocking(False)
+    fails(errno.EAGAIN, c.recvmsg_into, [bytearray(0)])

@@ -177,16 +177,22 @@ impl Sock {
         })
     }
 
-    /// recv(2) of no bytes: waits for some as any other, and says what there is to say of the connection.
+    /// recv(2) of no bytes: waits for some as any other, and says what there is to say of the connection. Where it had to
+    /// wait, whatever ended that is nothing to tell of: the kernel doesn't look again.
     #[cold]
     fn recv_nothing(&self, fd: i32, flags: i32) -> Result<usize> {
         let v = iovec {
             iov_base: core::ptr::null_mut(),
             iov_len: 1,
         };
+        let waits = flags & MSG_DONTWAIT == 0 && !self.has(super::F_NONBLOCK);
         let flags = flags & MSG_DONTWAIT | MSG_PEEK | MSG_TRUNC;
         // SAFETY: nothing is written with MSG_TRUNC.
-        unsafe { self.recv(fd, &[v], flags) }.map(|_| 0)
+        match unsafe { self.recv(fd, &[v], flags) } {
+            Ok(_) => Ok(0),
+            Err(Errno::EAGAIN | Errno::EINTR) if waits => Ok(0),
+            Err(e) => Err(e),
+        }
     }
 
     /// Takes what is there, on both sides of a switch if it comes to one: a program that gets less than
