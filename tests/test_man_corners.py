@@ -12,6 +12,7 @@ import threading
 import time
 
 from harness.behave import check
+from harness.calls import mixed
 from harness.net import *
 
 SOL, TCP, IP = socket.SOL_SOCKET, socket.IPPROTO_TCP, socket.IPPROTO_IP
@@ -239,3 +240,31 @@ def test_receiving_nothing_waits_once(t):
     fails(errno.EAGAIN, c.recv, 1)
     c.setblocking(False)
     fails(errno.EAGAIN, c.recvmsg_into, [bytearray(0)])
+
+
+@check()
+def test_reset_behind_bytes_of_both_carriers(t):
+    """Bytes that came before a reset are read at once, whichever way they came, and the error is told after them, once."""
+    for look in (lambda c: None, lambda c: c.recv(1000, socket.MSG_PEEK), lambda c: c.recv(0, socket.MSG_PEEK)):
+        c, whole = mixed(t)
+        t.peer("linger(c, 1, 0); c.close()")
+        assert look(c) in (None, whole, b"")
+        assert until(lambda: polled(c, 0) == select.POLLERR | select.POLLHUP, 1)
+        assert c.recv(1000) == whole
+        assert polled(c, 0) == select.POLLERR | select.POLLHUP
+        fails(errno.ECONNRESET, c.recv, 1)
+        assert c.recv(1) == b""
+        c.close()
+
+
+@check()
+def test_splice_tells_of_a_reset(t):
+    """splice to a connection that was reset says so, once, after what had come before was read."""
+    c, whole = mixed(t)
+    t.peer("linger(c, 1, 0); c.close()")
+    assert until(lambda: polled(c, 0) == select.POLLERR | select.POLLHUP, 1)
+    assert c.recv(1000, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == whole
+    reader, writer = os.pipe()
+    os.write(writer, b"bytes")
+    fails(errno.ECONNRESET, os.splice, reader, c.fileno(), 5)
+    fails(errno.EPIPE, os.splice, reader, c.fileno(), 5)

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, POLLOUT, iovec};
 
 use super::rx::{FROZEN, RingEnd};
-use super::{F_BROKEN, F_LEFT, F_SHUT_WR, Sock, Want};
+use super::{F_BROKEN, F_ERROR, F_LEFT, F_SHUT_WR, Sock, Want};
 use crate::engine;
 use crate::ring::Ring;
 use crate::sys::{self, Errno, Result};
@@ -60,8 +60,10 @@ impl Sock {
         spill: bool,
         mut fill: impl FnMut(*mut u8, usize) -> Result<usize>,
     ) -> Result<usize> {
-        if self.has(F_BROKEN) {
-            return Err(Errno::ECONNRESET);
+        if self.has(F_BROKEN | F_ERROR)
+            && let Some(e) = self.error_of_send()
+        {
+            return Err(e);
         }
         if self.fixed() && self.has(F_SHUT_WR) {
             return Err(Errno::EPIPE);

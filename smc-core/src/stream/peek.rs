@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
+use super::rx::kernel_has;
 use super::wait::Wait;
 use super::{F_LEFT, F_NONBLOCK, F_URGENT, Sock};
 use crate::fabric::shm::LOG;
@@ -160,7 +161,7 @@ impl Sock {
             return Ok(n);
         }
         // As a read, it doesn't go over an urgent mark.
-        if sys::poll_now(fd, libc::POLLPRI) != 0 {
+        if sys::poll_now(fd, libc::POLLPRI) & libc::POLLPRI != 0 {
             return Ok(n);
         }
         // SAFETY: promised by the caller.
@@ -203,6 +204,9 @@ impl Sock {
         }
         let mut parts = Parts::new();
         if passed & 1 == 1 {
+            if !kernel_has(fd, 0) {
+                return n;
+            }
             parts.add(iov, n, total - n);
             // SAFETY: part of the caller's list.
             return n + unsafe { parts.peek(fd, flags) }.unwrap_or(0);
@@ -222,7 +226,7 @@ impl Sock {
             unsafe { self.rx_ring().read(start, iov, n, some) };
         }
         let got = n + some;
-        if ahead < 2 || start + some as u64 != entry(1) || got >= total {
+        if ahead < 2 || start + some as u64 != entry(1) || got >= total || !kernel_has(fd, n) {
             return got;
         }
         // In front of the bytes behind the stay on the RMB the kernel has those before it: once more to where they are.

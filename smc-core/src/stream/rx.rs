@@ -111,7 +111,11 @@ impl Sock {
                 if done == 0 {
                     return Err(Errno::ESTALE);
                 }
-                // MSG_WAITALL, and gone back to plain TCP in the middle.
+                // MSG_WAITALL, and gone back to plain TCP in the middle. With bytes to tell of the kernel would not look
+                // at errors.
+                if !kernel_has(fd, 0) && (nonblock || sys::poll_now(fd, libc::POLLRDHUP) != 0) {
+                    return Ok(done);
+                }
                 // SAFETY: promised by the caller.
                 match unsafe { self.plain_rest(false, fd, iov, done, total, flags) } {
                     Ok(n) if n > 0 => done += n,
@@ -136,7 +140,7 @@ impl Sock {
                 Ok(0) => return Ok(done),
                 Ok(n) => {
                     done += n;
-                    if done >= total || !all || self.stops_at_mark(0) {
+                    if done >= total || !all || nonblock || self.stops_at_mark(0) {
                         return Ok(done);
                     }
                 }
@@ -214,7 +218,8 @@ impl Sock {
             match unsafe { self.pull_once(fd, iov, skip + got, total, flags) } {
                 Ok(n) => {
                     got += n;
-                    if n == 0 || skip + got >= total || !self.at_switch(fd) {
+                    if n == 0 || skip + got >= total || !self.at_switch(fd) || !self.more_beyond(fd)
+                    {
                         return Ok(got);
                     }
                 }
@@ -233,7 +238,18 @@ impl Sock {
         let (dir, passed) = (self.inc(), self.rx.passed.load(Relaxed));
         dir.tx.switches.load(Acquire) != passed
             && dir.log[passed as usize % LOG].load(Relaxed) == self.rx.off()
-            && sys::poll_now(fd, libc::POLLPRI) == 0
+            // (After a reset the kernel says POLLERR, whatever is asked.)
+            && sys::poll_now(fd, libc::POLLPRI) & libc::POLLPRI == 0
+    }
+
+    /// Whether there are bytes on the other side of the switch: with some to tell of, the kernel doesn't look at errors, and
+    /// a look of ours would take them. Under `rx.lock`.
+    fn more_beyond(&self, fd: i32) -> bool {
+        match self.locate() {
+            Ok(Want::Ring(_)) => true,
+            Ok(Want::Tcp(_)) => kernel_has(fd, 0),
+            _ => false,
+        }
     }
 
     /// Takes what is there on one carrier.
@@ -587,4 +603,9 @@ impl Sock {
         };
         self.unread_in_ring() as usize
     }
+}
+
+/// Whether the kernel has more than `n` bytes to read.
+pub(super) fn kernel_has(fd: i32, n: usize) -> bool {
+    sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|all| all as usize > n)
 }
