@@ -142,6 +142,12 @@ pub unsafe fn sendfile(
     unsafe { syscall!(Sysno::sendfile, fd, file, offset, count) }
 }
 
+/// splice(2) between a pipe and a socket.
+pub fn splice(from: c_int, to: c_int, count: usize, flags: libc::c_uint) -> Result<usize> {
+    // SAFETY: no memory of ours is touched.
+    unsafe { syscall!(Sysno::splice, from, 0, to, 0, count, flags) }
+}
+
 /// The IPv4 or IPv6 address in a sockaddr; IPv4-mapped ones as IPv4. `None` for anything else.
 ///
 /// # Safety

@@ -137,6 +137,10 @@ fn pipe_to_stream(
         };
         match r {
             Ok(n) => done += n,
+            Err(Errno::ESTALE) if done > 0 => {
+                done += rest(s, Way::Out, fd, pipe, len - done);
+                break;
+            }
             Err(e) if done > 0 => {
                 s.keep_error_of_copy(fd, e);
                 break;
@@ -145,6 +149,29 @@ fn pipe_to_stream(
         }
     }
     Ok(done)
+}
+
+/// Moves what is left of a splice whose connection has gone back to plain TCP in the middle, as far as it need not wait: a
+/// call of the kernel's, counted as any.
+#[cold]
+fn rest(s: &'static Sock, way: Way, fd: c_int, pipe: c_int, count: usize) -> usize {
+    let (from, to) = match way {
+        Way::Out => (pipe, fd),
+        Way::In => (fd, pipe),
+    };
+    let mut r = Ok(0);
+    if fds::is_sock(fd, s)
+        && (way == Way::Out || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0))
+    {
+        io::plain_call(s, way == Way::Out, || {
+            r = sys::splice(from, to, count, libc::SPLICE_F_NONBLOCK);
+            r.unwrap_or(0) as u64
+        });
+    }
+    r.unwrap_or_else(|e| {
+        s.keep_error_of_copy(fd, e);
+        0
+    })
 }
 
 /// Waits for room in a pipe.
@@ -192,6 +219,10 @@ fn stream_to_pipe(
         match r {
             Ok(0) => break,
             Ok(n) => done += n,
+            Err(Errno::ESTALE) if done > 0 => {
+                done += rest(s, Way::In, fd, pipe, len - done);
+                break;
+            }
             Err(_) if done > 0 => break,
             Err(Errno::EAGAIN) if !s.has(F_NONBLOCK) => wait.sleep()?,
             Err(e) => return Err(e),
