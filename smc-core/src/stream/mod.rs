@@ -12,12 +12,13 @@
 //! `plain_rx`) may add to the first as well, and keep their direction on TCP until they end.
 //!
 //! - `life`: publication, attachment to a link, the end; `idle`: giving the buffers of an idle connection back;
-//! - `tx`: sending; `full`: into a ring that stays full; `rx`: receiving; `peek`: looking ahead; `copy`: both for
-//!   sendfile and splice; `switch`: evidence, upgrade, downgrade;
+//! - `tx`: sending; `full`: into a ring that stays full; `rx`: receiving; `beyond`: over a switch; `peek`: looking ahead;
+//!   `copy`: both for sendfile and splice; `switch`: evidence, upgrade, downgrade;
 //! - `urgent`: urgent data of SMC-R connections;
 //! - `due`: errors that are to be told later;
 //! - `wait`: blocking; `signals`: what interrupts a sleep; `mask`: readiness; `notify`: who is told of changes.
 
+mod beyond;
 mod copy;
 mod due;
 mod fixed;

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
-use super::rx::kernel_has;
+use super::beyond::kernel_has;
 use super::wait::Wait;
 use super::{F_LEFT, F_NONBLOCK, F_URGENT, Sock};
 use crate::fabric::shm::LOG;

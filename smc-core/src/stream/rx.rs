@@ -5,6 +5,7 @@ use core::sync::atomic::fence;
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
+use super::beyond::kernel_has;
 use super::peek::peek_tcp;
 use super::switch::acknowledge;
 use super::{F_BROKEN, F_LEFT, F_SHUT_RD, F_URGENT, Sock};
@@ -229,26 +230,6 @@ impl Sock {
                 }
                 Err(e) => return Err(e),
             }
-        }
-    }
-
-    /// Whether the next byte is on the other side of a switch, and may be read together with the last:
-    /// a read never goes over an urgent mark (tcp(7)). Under `rx.lock`.
-    fn at_switch(&self, fd: i32) -> bool {
-        let (dir, passed) = (self.inc(), self.rx.passed.load(Relaxed));
-        dir.tx.switches.load(Acquire) != passed
-            && dir.log[passed as usize % LOG].load(Relaxed) == self.rx.off()
-            // (After a reset the kernel says POLLERR, whatever is asked.)
-            && sys::poll_now(fd, libc::POLLPRI) & libc::POLLPRI == 0
-    }
-
-    /// Whether there are bytes on the other side of the switch: with some to tell of, the kernel doesn't look at errors, and
-    /// a look of ours would take them. Under `rx.lock`.
-    fn more_beyond(&self, fd: i32) -> bool {
-        match self.locate() {
-            Ok(Want::Ring(_)) => true,
-            Ok(Want::Tcp(_)) => kernel_has(fd, 0),
-            _ => false,
         }
     }
 
@@ -603,9 +584,4 @@ impl Sock {
         };
         self.unread_in_ring() as usize
     }
-}
-
-/// Whether the kernel has more than `n` bytes to read.
-pub(super) fn kernel_has(fd: i32, n: usize) -> bool {
-    sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|all| all as usize > n)
 }
