@@ -268,3 +268,19 @@ def test_splice_tells_of_a_reset(t):
     os.write(writer, b"bytes")
     fails(errno.ECONNRESET, os.splice, reader, c.fileno(), 5)
     fails(errno.EPIPE, os.splice, reader, c.fileno(), 5)
+
+
+@check()
+def test_waitall_leaves_the_reset_to_the_next_call(t):
+    """A receiver that waits for more than comes gets what came before a reset; poll and the next call tell of that."""
+    c = t.pair()
+    waiting = bg(c.recv, 1000, socket.MSG_WAITALL)
+    t.peer("c.sendall(b'bytes')")
+    time.sleep(0.1)
+    t.peer("linger(c, 1, 0); c.close()")
+    assert waiting.join(5) == b"bytes"
+    assert polled(c, 0) == select.POLLERR | select.POLLHUP
+    epoll = select.epoll()
+    epoll.register(c, 0)
+    assert until(lambda: ready(epoll).get(c.fileno()), 1) == select.EPOLLERR | select.EPOLLHUP
+    fails(errno.ECONNRESET, c.recv, 1)

@@ -29,6 +29,15 @@ impl Sock {
             _ => false,
         }
     }
+
+    /// Whether the connection has ended, and all its bytes have been read: what more there is to say is for another call.
+    /// Under `rx.lock`.
+    #[cold]
+    pub(super) fn no_more(&self, fd: i32) -> bool {
+        let nothing = || self.rx.frozen.load(Relaxed) == 0 && !self.more_beyond(fd);
+        // Once more, as its last bytes may have come between.
+        nothing() && sys::poll_now(fd, libc::POLLRDHUP) != 0 && nothing()
+    }
 }
 
 /// Whether the kernel has more than `n` bytes to read.

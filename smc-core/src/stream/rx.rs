@@ -101,11 +101,13 @@ impl Sock {
                         Err(Errno::ESTALE)
                     };
                 }
-                if self.managed() {
+                if !self.managed() {
+                    None
+                } else if done > 0 && self.no_more(fd) {
+                    return Ok(done);
+                } else {
                     // SAFETY: promised by the caller.
                     Some(unsafe { self.pull(fd, iov, done, total, flags) })
-                } else {
-                    None
                 }
             };
             let Some(r) = r else {
