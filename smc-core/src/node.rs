@@ -1,10 +1,11 @@
 //! What the threads of this process share: bells, live links, and the dispatch of peers' events.
 //!
 //! **Bells.** A bell is an eventfd with a sleep flag in the node's [`BellPage`]. Bell 0 is the engine's.
-//! Others belong to an epoll set or to a thread for as long as it lives. A sleeper sets its flag,
-//! executes a `SeqCst` fence, looks once more and then sleeps in the kernel; a waker changes something,
-//! executes a `SeqCst` fence, and if it reads the flag as set swaps it to 0 and writes the eventfd.
-//! One of the two sees the other. A bell that a peer does not know yet is answered by the engine's, and
+//! Others belong to an epoll set or to a thread for as long as it lives. A sleeper sets its flag to a number that no
+//! earlier nap had, executes a `SeqCst` fence, looks once more and then sleeps in the kernel; a waker changes something,
+//! executes a `SeqCst` fence, and if it reads the flag as set writes the eventfd, and then changes the flag from the number
+//! it read to 0. One of the two sees the other. The flag goes down after the eventfd is written, as a waker may be killed or
+//! interrupted by a signal handler that is a waker itself: until then everybody else rings, too. A bell that a peer does not know yet is answered by the engine's, and
 //! the engine dispatches on the sleeper's behalf.
 //!
 //! **Dispatch.** Events of peers arrive as bits in shared bitmaps. Whichever thread is awake takes
@@ -231,22 +232,29 @@ impl Link {
     #[inline]
     fn ring(&self, page: &BellPage, bell: u32) {
         let mut b = bell as usize % BELLS;
-        if page.sleep[b].0.load(SeqCst) == 0 {
+        let mut nap = page.sleep[b].0.load(SeqCst);
+        if nap == 0 {
             return;
         }
         let mut fd = self.bell_fds[b].load(Relaxed);
         if fd == 0 {
             b = ENGINE_BELL as usize;
             fd = self.bell_fds[b].load(Relaxed);
-            if fd == 0 || page.sleep[b].0.load(SeqCst) == 0 {
+            nap = page.sleep[b].0.load(SeqCst);
+            if fd == 0 || nap == 0 {
                 return;
             }
         }
-        if page.sleep[b].0.swap(0, SeqCst) != 0 {
-            COUNTERS.bells_rung.fetch_add(1, Relaxed);
-            sys::eventfd_ring(fd - 1);
-        }
+        COUNTERS.bells_rung.fetch_add(1, Relaxed);
+        sys::eventfd_ring(fd - 1);
+        rung(&page.sleep[b].0, nap);
     }
+}
+
+/// The sleeper of nap number `nap` has been called: others need not call it again. A later nap stands.
+#[inline]
+fn rung(sleep: &AtomicU32, nap: u32) {
+    let _ = sleep.compare_exchange(nap, 0, SeqCst, Relaxed);
 }
 
 /// Counters of the node that are touched by the data path.
@@ -435,11 +443,12 @@ fn claim_bell(owner: u32) -> Option<u32> {
 #[inline]
 pub fn ring_own(b: u32) {
     let s = &page().sleep[b as usize % BELLS].0;
-    if s.load(SeqCst) != 0
-        && s.swap(0, SeqCst) != 0
+    let nap = s.load(SeqCst);
+    if nap != 0
         && let Some(fd) = bell_fd(b)
     {
         sys::eventfd_ring(fd);
+        rung(s, nap);
     }
 }
 
@@ -476,9 +485,9 @@ pub fn engine_about_to_sleep(busy: bool) {
 }
 
 fn set_sleep_flag(b: u32) {
-    page().sleep[b as usize % BELLS].0.store(1, SeqCst);
+    let nap = COUNTERS.sleeps.fetch_add(1, Relaxed).wrapping_add(1) as u32;
+    page().sleep[b as usize % BELLS].0.store(nap.max(1), SeqCst);
     fence(SeqCst);
-    COUNTERS.sleeps.fetch_add(1, Relaxed);
 }
 
 /// The owner of bell `b` is awake.

@@ -80,6 +80,23 @@ fn a_sleeper_is_woken() {
     });
 }
 
+/// A waker that goes no further, at whatever step, leaves the bell to others: it may have been killed, or wait in a signal
+/// handler for what the other brings.
+#[test]
+fn a_waker_that_stops_hides_no_other() {
+    for steps in 0..2 {
+        check(3, move || {
+            let d = Direction::new();
+            let (killed, theirs) = (d.clone(), d.clone());
+            let first = thread::spawn(move || killed.bells[0].ring_until(steps));
+            let second = thread::spawn(move || theirs.commit(1, true));
+            d.wait(0, 1);
+            first.join().expect("the first");
+            second.join().expect("the second");
+        });
+    }
+}
+
 /// The wish changes from one bell to another between two sleeps: a late ring of the first does no harm.
 #[test]
 fn a_sleeper_with_another_bell_is_woken() {

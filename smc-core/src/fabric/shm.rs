@@ -35,7 +35,7 @@ pub struct Sleep(pub AtomicU32);
 pub struct BellPage {
     /// Links with news: index as announced in Hello.
     pub links: Bitmap,
-    /// Who sleeps. Set by its node before sleeping, swapped to 0 by whoever rings.
+    /// Who sleeps: the number of the nap. Set by its node before sleeping, set to 0 by whoever has rung.
     pub sleep: [Sleep; BELLS],
 }
 

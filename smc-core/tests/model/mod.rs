@@ -82,6 +82,15 @@ macro_rules! atomic {
             pub fn swap(&self, v: $int, o: Ordering) -> $int {
                 access(o, Ordering::AcqRel, |o| self.inner().swap(v, o))
             }
+            /// Whether it has been exchanged.
+            pub fn exchange(&self, from: $int, to: $int) -> bool {
+                access(Ordering::SeqCst, Ordering::AcqRel, |o| {
+                    let r = self
+                        .inner()
+                        .compare_exchange(from, to, o, Ordering::Relaxed);
+                    r.is_ok()
+                })
+            }
             pub fn fetch_add(&self, v: $int, o: Ordering) -> $int {
                 access(o, Ordering::AcqRel, |o| self.inner().fetch_add(v, o))
             }
@@ -116,6 +125,7 @@ pub fn check(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
 /// A bell: its sleep flag (`fabric::shm::Sleep`) and its eventfd, here a flag under a mutex.
 pub struct Bell {
     flag: AtomicU32,
+    naps: AtomicU32,
     rung: loom::sync::Mutex<bool>,
     wake: loom::sync::Condvar,
 }
@@ -124,13 +134,15 @@ impl Bell {
     pub fn new() -> Self {
         Bell {
             flag: AtomicU32::of(0),
+            naps: AtomicU32::of(0),
             rung: loom::sync::Mutex::new(false),
             wake: loom::sync::Condvar::new(),
         }
     }
     /// `node::about_to_sleep`.
     pub fn about_to_sleep(&self) {
-        self.flag.put(1);
+        let nap = self.naps.fetch_add(1, Ordering::Relaxed) + 1;
+        self.flag.put(nap);
         fence(Ordering::SeqCst);
     }
     /// `node::awake`.
@@ -139,9 +151,17 @@ impl Bell {
     }
     /// `Link::ring` and `node::ring_own`.
     pub fn ring(&self) {
-        if self.flag.load(Ordering::SeqCst) != 0 && self.flag.swap(0, Ordering::SeqCst) != 0 {
+        self.ring_until(2);
+    }
+    /// The same by a waker that is killed, or interrupted, after so many steps.
+    pub fn ring_until(&self, steps: u32) {
+        let nap = self.flag.load(Ordering::SeqCst);
+        if nap != 0 && steps > 0 {
             *self.rung.lock().expect("unpoisoned") = true;
             self.wake.notify_one();
+            if steps > 1 {
+                self.flag.exchange(nap, 0);
+            }
         }
     }
     /// The kernel's sleep on the eventfd, which is drained afterwards. Never rung: a deadlock, which loom
