@@ -210,7 +210,8 @@ class End:
 
     def tcp_state(self, k):
         # FIN_WAIT1 and 2 are the same: acknowledgements take their time.
-        return max(5, self._sock(k).getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0])
+        state = self._sock(k).getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0]
+        return 5 if state == 4 else state
 
     def getpeername(self, k):
         self._sock(k).getpeername()
