@@ -5,8 +5,8 @@
 //! earlier nap had, executes a `SeqCst` fence, looks once more and then sleeps in the kernel; a waker changes something,
 //! executes a `SeqCst` fence, and if it reads the flag as set writes the eventfd, and then changes the flag from the number
 //! it read to 0. One of the two sees the other. The flag goes down after the eventfd is written, as a waker may be killed or
-//! interrupted by a signal handler that is a waker itself: until then everybody else rings, too. A bell that a peer does not know yet is answered by the engine's, and
-//! the engine dispatches on the sleeper's behalf.
+//! interrupted by a signal handler that is a waker itself: until then everybody else rings, too. A bell that a peer does not
+//! know yet is answered by the engine's, and the engine dispatches on the sleeper's behalf.
 //!
 //! **Dispatch.** Events of peers arrive as bits in shared bitmaps. Whichever thread is awake takes
 //! them out and routes each to the epoll sets and waiting threads of its connection. Taking happens

@@ -5,7 +5,7 @@ use libc::{POLLERR, POLLIN, POLLOUT, c_int, c_uint, loff_t};
 use super::io::{self, Way};
 use super::{fail, give};
 use crate::fds::{self, Entry};
-use crate::stream::{F_NONBLOCK, Sock, Wait, wait_for};
+use crate::stream::{F_NONBLOCK, Sock, Wait, kernel_has, wait_for};
 use crate::sys::{self, Errno, Result};
 
 /// A writable pipe takes so many bytes without waiting, as long as nobody else writes to it (pipe(7), PIPE_BUF).
@@ -160,9 +160,7 @@ fn rest(s: &'static Sock, way: Way, fd: c_int, pipe: c_int, count: usize) -> usi
         Way::In => (fd, pipe),
     };
     let mut r = Ok(0);
-    if fds::is_sock(fd, s)
-        && (way == Way::Out || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0))
-    {
+    if fds::is_sock(fd, s) && (way == Way::Out || kernel_has(fd, 0)) {
         io::plain_call(s, way == Way::Out, || {
             r = sys::splice(from, to, count, libc::SPLICE_F_NONBLOCK);
             r.unwrap_or(0) as u64

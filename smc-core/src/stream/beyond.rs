@@ -16,8 +16,7 @@ impl Sock {
         let (dir, passed) = (self.inc(), self.rx.passed.load(Relaxed));
         dir.tx.switches.load(Acquire) != passed
             && dir.log[passed as usize % LOG].load(Relaxed) == self.rx.off()
-            // (After a reset the kernel says POLLERR, whatever is asked.)
-            && sys::poll_now(fd, libc::POLLPRI) & libc::POLLPRI == 0
+            && !has_mark(fd)
     }
 
     /// Whether there are bytes on the other side of the switch: with some to tell of, the kernel doesn't look at errors, and
@@ -40,7 +39,12 @@ impl Sock {
     }
 }
 
+/// Whether the kernel has an urgent mark. (After a reset it says POLLERR, whatever is asked.)
+pub(super) fn has_mark(fd: i32) -> bool {
+    sys::poll_now(fd, libc::POLLPRI) & libc::POLLPRI != 0
+}
+
 /// Whether the kernel has more than `n` bytes to read.
-pub(super) fn kernel_has(fd: i32, n: usize) -> bool {
+pub(crate) fn kernel_has(fd: i32, n: usize) -> bool {
     sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|all| all as usize > n)
 }

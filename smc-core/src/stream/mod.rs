@@ -49,6 +49,7 @@ use crate::policy::Role;
 use crate::pool::{Pool, Pooled};
 use crate::ring::Ring;
 
+pub(crate) use beyond::kernel_has;
 pub use rx::Want;
 pub use signals::{after_fork_child, handlers_changed};
 pub use switch::Downgrade;

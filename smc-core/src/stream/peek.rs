@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, iovec};
 
-use super::beyond::kernel_has;
+use super::beyond::{has_mark, kernel_has};
 use super::wait::Wait;
 use super::{F_LEFT, F_NONBLOCK, F_URGENT, Sock};
 use crate::fabric::shm::LOG;
@@ -161,7 +161,7 @@ impl Sock {
             return Ok(n);
         }
         // As a read, it doesn't go over an urgent mark.
-        if sys::poll_now(fd, libc::POLLPRI) & libc::POLLPRI != 0 {
+        if has_mark(fd) {
             return Ok(n);
         }
         // SAFETY: promised by the caller.

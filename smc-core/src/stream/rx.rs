@@ -79,7 +79,8 @@ impl Sock {
     pub unsafe fn recv(&self, fd: i32, iov: &[iovec], flags: i32) -> Result<usize> {
         let total = iov_len(iov).min(sys::MAX_RW_COUNT);
         let nonblock = flags & MSG_DONTWAIT != 0 || self.has(super::F_NONBLOCK);
-        let all = flags & MSG_WAITALL != 0;
+        // A call that doesn't wait takes what is there at once.
+        let all = flags & MSG_WAITALL != 0 && !nonblock;
         let mut done = 0;
         let mut wait = super::wait::Wait::new(self, fd, false);
         if total == 0 {
@@ -116,7 +117,7 @@ impl Sock {
                 }
                 // MSG_WAITALL, and gone back to plain TCP in the middle. With bytes to tell of the kernel would not look
                 // at errors.
-                if !kernel_has(fd, 0) && (nonblock || sys::poll_now(fd, libc::POLLRDHUP) != 0) {
+                if !kernel_has(fd, 0) && sys::poll_now(fd, libc::POLLRDHUP) != 0 {
                     return Ok(done);
                 }
                 // SAFETY: promised by the caller.
@@ -125,7 +126,7 @@ impl Sock {
                     Err(Errno::ESTALE) => continue,
                     _ => return Ok(done),
                 }
-                if done >= total || nonblock {
+                if done >= total {
                     return Ok(done);
                 }
                 continue;
@@ -143,12 +144,12 @@ impl Sock {
                 Ok(0) => return Ok(done),
                 Ok(n) => {
                     done += n;
-                    if done >= total || !all || nonblock || self.stops_at_mark(0) {
+                    if done >= total || !all || self.stops_at_mark(0) {
                         return Ok(done);
                     }
                 }
                 Err(_) if done > 0 && self.stops_at_mark(0) => return Ok(done),
-                Err(Errno::EAGAIN) if !nonblock && (done == 0 || all) => match wait.sleep() {
+                Err(Errno::EAGAIN) if !nonblock => match wait.sleep() {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(e) => return Err(e),
@@ -178,10 +179,7 @@ impl Sock {
     /// has interrupted who recalls.
     #[cold]
     fn thaws(&self) -> bool {
-        (0..THAW_LOOKS).any(|_| {
-            sys::sleep_us(THAW_US);
-            self.rx.frozen.load(Relaxed) == 0
-        })
+        soon(|| self.rx.frozen.load(Relaxed) == 0)
     }
 
     /// recv(2) of no bytes: waits for some as any other, and says what there is to say of the connection. Where it had to
@@ -586,4 +584,13 @@ impl Sock {
         };
         self.unread_in_ring() as usize
     }
+}
+
+/// Waits for what the end of a recall brings about. False: the peer keeps us waiting.
+#[cold]
+pub(super) fn soon(mut over: impl FnMut() -> bool) -> bool {
+    (0..THAW_LOOKS).any(|_| {
+        sys::sleep_us(THAW_US);
+        over()
+    })
 }

@@ -21,6 +21,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
+use super::rx::soon;
 use super::{F_AWAITED, F_INHERITED, F_SHUT_WR, Sock, Want};
 use crate::fabric::shm::{LOG, RX_PINNED, RX_READY, TX_CLOSED, TX_DONE};
 use crate::observe::Reason;
@@ -225,12 +226,7 @@ impl Sock {
     /// that stands still.
     pub fn leave_reading(&'static self) {
         let d = self.start_downgrade(Some(Reason::Closed), false, false);
-        let _ = (0..400).any(|_| {
-            d.done().is_some() || {
-                sys::sleep_us(50);
-                false
-            }
-        });
+        let _ = d.done().is_some() || soon(|| d.done().is_some());
         d.finish();
     }
 
